@@ -1,4 +1,18 @@
 //! The gRPC contract: code generated from `proto/`, and the conversions between wire and spec.
+//!
+//! A wire message is what a peer claims; the conversions to spec refuse what the plain data cannot
+//! hold, and name the field. The conversions to the wire always work.
+#![forbid(unsafe_code)]
+
+mod enforcement;
+mod exit;
+mod limits;
+mod time;
+
+pub use enforcement::EnforcementError;
+pub use exit::ExitError;
+pub use limits::{LimitFieldError, call_limits};
+pub use time::{DurationError, duration_from_wire, duration_to_wire};
 
 /// Generated messages, clients and servers of package `cofferdam.v1`.
 #[expect(missing_docs, reason = "generated; the comments are in the .proto files")]
