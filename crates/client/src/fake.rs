@@ -1,0 +1,270 @@
+//! A client without a daemon: it plays a script and remembers what it was asked.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cofferdam_spec::PtySize;
+
+use crate::{
+    Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page, ProcessEvent,
+    ProcessInfo, SignalTarget, StartRequest, Workspace,
+};
+
+/// Something that a [`FakeClient`] was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are those of the trait's methods")]
+pub enum Call {
+    Execute(ExecuteRequest),
+    Start(StartRequest),
+    Connect { process_id: String, stdout_offset: u64, stderr_offset: u64 },
+    WriteStdin { process_id: String, offset: u64, data: Bytes },
+    CloseStdin { process_id: String },
+    SendSignal { process_id: String, signal: i32, target: SignalTarget },
+    ResizePty { process_id: String, size: PtySize },
+    List { session: String, page_token: String },
+    Get { process_id: String },
+    Wait { process_id: String, timeout: Option<Duration> },
+    GetCapabilities,
+    GetWorkspace,
+    EndSession { session: String },
+}
+
+/// The script's answers, by kind, and the calls that came.
+#[derive(Debug, Default)]
+struct State {
+    calls: Vec<Call>,
+    executes: VecDeque<Result<ExecuteReply, ClientError>>,
+    streams: VecDeque<Result<FakeEvents, ClientError>>,
+    processes: VecDeque<Result<ProcessInfo, ClientError>>,
+    capabilities: Option<Capabilities>,
+    workspace: Option<Workspace>,
+}
+
+/// A scripted client. A call that needs an answer which the script does not have panics: the test
+/// that uses it is wrong.
+#[derive(Debug, Default)]
+pub struct FakeClient {
+    state: Mutex<State>,
+}
+
+impl FakeClient {
+    /// A client without a script.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the answer to one `execute`.
+    pub fn answer_execute(self, answer: Result<ExecuteReply, ClientError>) -> Self {
+        self.with(|state| state.executes.push_back(answer));
+        self
+    }
+
+    /// Adds the events of one `start` or `connect`. Without an exit event at the end the stream
+    /// ends with [`ClientError::OutcomeUnknown`], as a broken connection does.
+    pub fn answer_stream(self, events: impl IntoIterator<Item = ProcessEvent>) -> Self {
+        let events = FakeEvents { events: events.into_iter().collect(), exited: false };
+        self.with(|state| state.streams.push_back(Ok(events)));
+        self
+    }
+
+    /// Adds the refusal of one `start` or `connect`.
+    pub fn refuse_stream(self, error: ClientError) -> Self {
+        self.with(|state| state.streams.push_back(Err(error)));
+        self
+    }
+
+    /// Adds the answer to one `get` or `wait`.
+    pub fn answer_process(self, answer: Result<ProcessInfo, ClientError>) -> Self {
+        self.with(|state| state.processes.push_back(answer));
+        self
+    }
+
+    /// Sets what `get_capabilities` answers.
+    pub fn with_capabilities(self, capabilities: Capabilities) -> Self {
+        self.with(|state| state.capabilities = Some(capabilities));
+        self
+    }
+
+    /// Sets what `get_workspace` answers.
+    pub fn with_workspace(self, workspace: Workspace) -> Self {
+        self.with(|state| state.workspace = Some(workspace));
+        self
+    }
+
+    /// The calls so far, in order.
+    pub fn calls(&self) -> Vec<Call> {
+        self.with(|state| state.calls.clone())
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.state.lock().expect("no test panics while it holds the script"))
+    }
+
+    /// Notes a call and takes its answer from the script.
+    fn play<T>(&self, call: Call, take: impl FnOnce(&mut State) -> Option<T>) -> T {
+        let answer = self.with(|state| {
+            state.calls.push(call.clone());
+            take(state)
+        });
+        answer.unwrap_or_else(|| panic!("the script has no answer to {call:?}"))
+    }
+}
+
+/// The scripted events of one process.
+#[derive(Debug)]
+pub struct FakeEvents {
+    events: VecDeque<ProcessEvent>,
+    exited: bool,
+}
+
+impl Events for FakeEvents {
+    async fn next(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
+        match self.events.pop_front() {
+            Some(event) => {
+                self.exited |= matches!(event, ProcessEvent::Exit(_));
+                Ok(Some(event))
+            }
+            None if self.exited => Ok(None),
+            None => Err(ClientError::OutcomeUnknown { operation: "Start", source: None }),
+        }
+    }
+}
+
+impl Client for FakeClient {
+    type Events = FakeEvents;
+
+    async fn execute(&self, request: ExecuteRequest) -> Result<ExecuteReply, ClientError> {
+        self.play(Call::Execute(request), |state| state.executes.pop_front())
+    }
+
+    async fn start(&self, request: StartRequest) -> Result<FakeEvents, ClientError> {
+        self.play(Call::Start(request), |state| state.streams.pop_front())
+    }
+
+    async fn connect(
+        &self,
+        process_id: &str,
+        stdout_offset: u64,
+        stderr_offset: u64,
+    ) -> Result<FakeEvents, ClientError> {
+        let process_id = process_id.to_owned();
+        let call = Call::Connect { process_id, stdout_offset, stderr_offset };
+        self.play(call, |state| state.streams.pop_front())
+    }
+
+    async fn write_stdin(
+        &self,
+        process_id: &str,
+        offset: u64,
+        data: Bytes,
+        _request_id: &str,
+    ) -> Result<u64, ClientError> {
+        let written = offset + data.len() as u64;
+        let process_id = process_id.to_owned();
+        Ok(self.play(Call::WriteStdin { process_id, offset, data }, |_| Some(written)))
+    }
+
+    async fn close_stdin(&self, process_id: &str, _request_id: &str) -> Result<(), ClientError> {
+        self.play(Call::CloseStdin { process_id: process_id.to_owned() }, |_| Some(()));
+        Ok(())
+    }
+
+    async fn send_signal(
+        &self,
+        process_id: &str,
+        signal: i32,
+        target: SignalTarget,
+        _request_id: &str,
+    ) -> Result<u32, ClientError> {
+        let process_id = process_id.to_owned();
+        Ok(self.play(Call::SendSignal { process_id, signal, target }, |_| Some(1)))
+    }
+
+    async fn resize_pty(
+        &self,
+        process_id: &str,
+        size: PtySize,
+        _request_id: &str,
+    ) -> Result<(), ClientError> {
+        let process_id = process_id.to_owned();
+        self.play(Call::ResizePty { process_id, size }, |_| Some(()));
+        Ok(())
+    }
+
+    async fn list(
+        &self,
+        session: &str,
+        page_token: &str,
+    ) -> Result<Page<ProcessInfo>, ClientError> {
+        let call = Call::List { session: session.to_owned(), page_token: page_token.to_owned() };
+        let items = self.play(call, |state| {
+            let described = state.processes.iter().flatten().cloned().collect();
+            Some(described)
+        });
+        Ok(Page { items, next_page_token: String::new() })
+    }
+
+    async fn get(&self, process_id: &str) -> Result<ProcessInfo, ClientError> {
+        let call = Call::Get { process_id: process_id.to_owned() };
+        self.play(call, |state| state.processes.pop_front())
+    }
+
+    async fn wait(
+        &self,
+        process_id: &str,
+        timeout: Option<Duration>,
+    ) -> Result<ProcessInfo, ClientError> {
+        let call = Call::Wait { process_id: process_id.to_owned(), timeout };
+        self.play(call, |state| state.processes.pop_front())
+    }
+
+    async fn get_capabilities(&self) -> Result<Capabilities, ClientError> {
+        Ok(self.play(Call::GetCapabilities, |state| state.capabilities.clone()))
+    }
+
+    async fn get_workspace(&self) -> Result<Workspace, ClientError> {
+        Ok(self.play(Call::GetWorkspace, |state| state.workspace.clone()))
+    }
+
+    async fn end_session(&self, session: &str, _request_id: &str) -> Result<u32, ClientError> {
+        Ok(self.play(Call::EndSession { session: session.to_owned() }, |_| Some(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::executor::block_on;
+
+    use super::*;
+
+    fn started() -> ProcessEvent {
+        ProcessEvent::Started { process_id: "p1".into(), pid: 7, replayed: false }
+    }
+
+    #[test]
+    fn a_stream_without_an_exit_event_ends_with_an_unknown_outcome() {
+        let client = FakeClient::new().answer_stream([started()]);
+        let mut events = block_on(client.start(StartRequest::default())).unwrap();
+        assert_eq!(block_on(events.next()).unwrap(), Some(started()));
+        let error = block_on(events.next()).unwrap_err();
+        assert!(matches!(error, ClientError::OutcomeUnknown { .. }), "{error}");
+    }
+
+    #[test]
+    fn calls_are_remembered_in_order() {
+        let client = FakeClient::new();
+        assert_eq!(block_on(client.write_stdin("p1", 3, Bytes::from("ab"), "r")).unwrap(), 5);
+        block_on(client.close_stdin("p1", "r")).unwrap();
+        let data = Bytes::from("ab");
+        let write = Call::WriteStdin { process_id: "p1".into(), offset: 3, data };
+        assert_eq!(client.calls(), [write, Call::CloseStdin { process_id: "p1".into() }]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the script has no answer to GetWorkspace")]
+    fn a_call_outside_of_the_script_panics() {
+        let _ = block_on(FakeClient::new().get_workspace());
+    }
+}
