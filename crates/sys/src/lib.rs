@@ -7,6 +7,7 @@ mod fork;
 mod mount;
 mod net;
 mod restrict;
+mod signal;
 mod spawn;
 
 pub use fork::{Parent, fork, reset_signals};
@@ -16,6 +17,7 @@ pub use restrict::{
     Instruction, drop_bounding_set, drop_capabilities, install_filter, landlock_abi,
     restrict_with_ruleset,
 };
+pub use signal::send_signal;
 pub use spawn::{Spawn, SpawnError, SpawnStep, Spawned, spawn};
 
 use std::io;

@@ -163,8 +163,8 @@ extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
 /// Executes the program, or returns the step that failed and its errno.
 fn steps(shared: &mut Shared<'_>) -> (SpawnStep, i32) {
     let spawn = shared.spawn;
-    // SAFETY (all blocks of this function): system calls with integers, and with pointers into
-    // memory of the suspended parent that stays valid and unchanged until exec or exit.
+    // SAFETY: system calls with integers, and with pointers into memory of the suspended parent
+    // that stays valid and unchanged until exec or exit.
     unsafe {
         let none: libc::sigset_t = std::mem::zeroed();
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
