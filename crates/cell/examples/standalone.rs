@@ -95,6 +95,8 @@ fn execute(cell: &Cell, call: u64, script: &str) -> Result<(), Box<dyn Error>> {
                     }
                 }
             }
+            // What an earlier call left behind has ended.
+            Event::TreeGone { .. } => (),
             Event::Exited { status, background, killed, .. } => {
                 eprintln!("{status:?} killed {killed:?} background {background}");
                 return Ok(());

@@ -192,7 +192,7 @@ fn run() -> u8 {
                 return 0;
             }
             drop((answers, side.control));
-            toolbox::run(&Channel::new(socket), side.init)
+            toolbox::run(Channel::new(socket), side.init)
         }
     }
 }

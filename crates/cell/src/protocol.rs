@@ -181,6 +181,12 @@ pub enum ToolboxRequest {
         /// Comes back in the answer.
         token: u64,
     },
+    /// Count the files that programs of the cell see as somebody else's. Answered by
+    /// [`ToolboxReply::Surveyed`], when it is done; pings are answered meanwhile.
+    Survey {
+        /// Comes back in the answer.
+        token: u64,
+    },
 }
 
 /// Toolbox to daemon.
@@ -193,4 +199,17 @@ pub enum ToolboxReply {
         /// Free bytes of the workspace's file system for an unprivileged user.
         workspace_free_bytes: u64,
     },
+    /// The count.
+    Surveyed {
+        /// The request's token.
+        token: u64,
+        /// Files and directories of a third owner: they appear as `nobody`'s and stay read-only.
+        foreign: u64,
+        /// Whether everything was visited; otherwise there are more files than
+        /// [`SURVEY_ENTRIES_MAX`].
+        complete: bool,
+    },
 }
+
+/// Most entries that a survey visits.
+pub const SURVEY_ENTRIES_MAX: u64 = 1_000_000;
