@@ -31,7 +31,7 @@ fn existing(path: PathBuf) -> PathBuf {
     assert!(
         path.is_file(),
         "{} does not exist: run `cargo xtask test`, or first \
-         `cargo build --release -p cofferdam-cli -p cofferdam-probes`",
+         `cargo build --release --workspace --bins`",
         path.display()
     );
     path
