@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use cofferdam_sandbox::InitSide;
-use cofferdam_sys::{Parent, fork, send_signal};
+use cofferdam_sys::{Kinship, fork, send_signal};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -116,6 +116,7 @@ const SIGNALS: u64 = 2;
 
 /// Runs until the daemon is gone. Returns the exit code.
 pub(crate) fn run(side: InitSide) -> u8 {
+    let _named = rustix::thread::set_name(c"cofferdam-init");
     match Init::new(side).and_then(|mut init| init.serve()) {
         Ok(()) => 0,
         Err(_) => 1,
@@ -342,7 +343,7 @@ impl Init {
             command.as_fd(),
             read_only.as_fd(),
         ];
-        let pid = fork(Parent::Caller, &keep, |kept| {
+        let pid = fork(Kinship::Child, &keep, |kept| {
             let Ok([requests, reports, session_ruleset, command_ruleset, read_only_ruleset]) =
                 <[OwnedFd; 5]>::try_from(kept)
             else {

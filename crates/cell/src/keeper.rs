@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use cofferdam_sys::{Parent, fork, restrict_with_ruleset};
+use cofferdam_sys::{Kinship, fork, restrict_with_ruleset};
 
 use crate::channel::Channel;
 use crate::shim;
@@ -31,6 +31,7 @@ pub(crate) struct Inheritance {
 pub(crate) fn run(inheritance: Inheritance) -> u8 {
     let Inheritance { requests, reports, session_ruleset, command_ruleset, read_only_ruleset } =
         inheritance;
+    let _named = rustix::thread::set_name(c"cofferdam-keep");
     if restrict_with_ruleset(session_ruleset.as_fd()).is_err() {
         return 1;
     }
@@ -43,7 +44,7 @@ pub(crate) fn run(inheritance: Inheritance) -> u8 {
         let Some(channel) = received.descriptors.pop() else { return 1 };
         let keep =
             [channel.as_fd(), reports.as_fd(), command_ruleset.as_fd(), read_only_ruleset.as_fd()];
-        let forked = fork(Parent::CallersParent, &keep, |kept| {
+        let forked = fork(Kinship::Sibling, &keep, |kept| {
             let Ok([channel, reports, command_ruleset, read_only_ruleset]) =
                 <[OwnedFd; 4]>::try_from(kept)
             else {

@@ -164,6 +164,8 @@ pub fn run_if_launched() -> Option<ExitCode> {
 }
 
 fn run() -> u8 {
+    // For whoever looks from the host; a failure changes nothing.
+    let _named = rustix::thread::set_name(c"cofferdam-cell");
     let Ok(socket) = take_stdin() else { return 70 };
     let plan = {
         let Ok(copy) = socket.try_clone() else { return 70 };

@@ -29,6 +29,7 @@ pub(crate) fn run(
     command_ruleset: &OwnedFd,
     read_only_ruleset: &OwnedFd,
 ) -> u8 {
+    let _named = rustix::thread::set_name(c"cofferdam-shim");
     let own = rustix::process::getpid();
     if rustix::process::set_child_subreaper(Some(own)).is_err() {
         return 1;

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use cofferdam_spec::Access;
-use cofferdam_sys::{self as sys, MountAttributes, Parent};
+use cofferdam_sys::{self as sys, Kinship, MountAttributes};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
@@ -144,18 +144,15 @@ pub fn enter(plan: &Plan, init: impl FnOnce(InitSide) -> u8) -> Done<ToolboxSide
     };
     build_root(&recipe, &sources, trees)?;
 
-    let (handshake, init_handshake) = recipe.step(Step::PidNamespace, || {
-        unshare(CloneFlags::CLONE_NEWPID)?;
-        let flags = SocketFlags::CLOEXEC;
-        io::Result::Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-    })?;
-    let (control, init_control) = recipe.step(Step::ForkInit, || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-    })?;
+    let ((handshake, init_handshake), (control, init_control)) =
+        recipe.step(Step::InitChannels, || {
+            let pair = |flags| socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+            let handshake = pair(SocketFlags::CLOEXEC)?;
+            pair(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(|control| (handshake, control))
+        })?;
     let keep = [init_handshake.as_fd(), init_control.as_fd()];
     let child = recipe.step(Step::ForkInit, || {
-        sys::fork(Parent::Caller, &keep, |kept| run_init(plan, kept, init))
+        sys::fork(Kinship::NamespaceInit, &keep, |kept| run_init(plan, kept, init))
     })?;
     drop((init_handshake, init_control));
     match lock(&recipe, host_proc.as_fd(), handshake.as_fd()) {
@@ -363,7 +360,7 @@ fn file_system_of(source: &Source) -> String {
 fn id_map_namespace(plan: &Plan) -> io::Result<OwnedFd> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let child = sys::fork(Parent::Caller, &[theirs.as_fd()], |kept| {
+    let child = sys::fork(Kinship::Child, &[theirs.as_fd()], |kept| {
         let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
         let _told = rustix::io::write(&kept[0], &[u8::from(entered)]);
         // Until the parent has what it wants, or is gone.

@@ -78,10 +78,10 @@ steps! {
     PlaceWorkspace = "mount the workspace",
     /// What the policy adds.
     PlacePolicyMounts = "mount the policy's mounts",
-    /// A pid namespace for init and the commands.
-    PidNamespace = "make the pid namespace",
-    /// Init.
-    ForkInit = "fork init",
+    /// Channels between toolbox, init and daemon.
+    InitChannels = "make init's channels",
+    /// Init, in a pid namespace for itself and the commands.
+    ForkInit = "fork init into a pid namespace",
     /// Init: its own `/proc`.
     InitProc = "mount init's /proc",
     /// The new root becomes the root.

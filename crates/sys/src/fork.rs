@@ -8,13 +8,16 @@ use rustix::process::Pid;
 
 use crate::check;
 
-/// Whose child the new process is.
+/// What the new process is to its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Parent {
-    /// The caller's.
-    Caller,
-    /// The caller's parent's (CLONE_PARENT).
-    CallersParent,
+pub enum Kinship {
+    /// A child.
+    Child,
+    /// A child of the caller's parent (CLONE_PARENT).
+    Sibling,
+    /// A child, and the first process of a pid namespace of its own (CLONE_NEWPID). Unlike after
+    /// `unshare`, the caller can still make threads.
+    NamespaceInit,
 }
 
 /// First descriptor of those that the child keeps; 0, 1 and 2 stay what they are.
@@ -30,16 +33,17 @@ const FIRST_KEPT: RawFd = 3;
 /// the child for ever. `/proc/self` must be reachable for that check, or the caller vouches for
 /// it by having set up a cell without one.
 pub fn fork(
-    parent: Parent,
+    kinship: Kinship,
     keep: &[BorrowedFd<'_>],
     child: impl FnOnce(Vec<OwnedFd>) -> u8,
 ) -> io::Result<Pid> {
     if is_threaded() {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
-    let flags = match parent {
-        Parent::Caller => libc::SIGCHLD,
-        Parent::CallersParent => libc::SIGCHLD | libc::CLONE_PARENT,
+    let flags = match kinship {
+        Kinship::Child => libc::SIGCHLD,
+        Kinship::Sibling => libc::SIGCHLD | libc::CLONE_PARENT,
+        Kinship::NamespaceInit => libc::SIGCHLD | libc::CLONE_NEWPID,
     };
     // SAFETY: without CLONE_VM and with no stack, clone is fork: both processes go on with copies
     // of all memory. The caller has one thread (checked above), so that no lock is held by a
@@ -139,7 +143,7 @@ mod tests {
     fn the_child_has_just_the_kept_descriptors_in_order() {
         let code = in_single_thread(|| {
             let (read, write) = std::io::pipe().unwrap();
-            let child = fork(Parent::Caller, &[write.as_fd(), read.as_fd()], |kept| {
+            let child = fork(Kinship::Child, &[write.as_fd(), read.as_fd()], |kept| {
                 let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
                 rustix::io::write(&kept[0], b"x").unwrap();
                 let mut byte = [0];
@@ -156,7 +160,7 @@ mod tests {
     fn a_panic_in_the_child_ends_the_child() {
         let code = in_single_thread(|| {
             std::panic::set_hook(Box::new(|_| ()));
-            wait(fork(Parent::Caller, &[], |_| panic!("on purpose")).unwrap()) as u8
+            wait(fork(Kinship::Child, &[], |_| panic!("on purpose")).unwrap()) as u8
         });
         assert_eq!(code, 70);
     }
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn a_threaded_caller_is_refused() {
         let other = std::thread::spawn(std::thread::park);
-        let error = fork(Parent::Caller, &[], |_| 0).unwrap_err();
+        let error = fork(Kinship::Child, &[], |_| 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
         other.thread().unpark();
         other.join().unwrap();

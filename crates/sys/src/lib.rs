@@ -10,7 +10,7 @@ mod restrict;
 mod signal;
 mod spawn;
 
-pub use fork::{Parent, fork, reset_signals};
+pub use fork::{Kinship, fork, reset_signals};
 pub use mount::{MountAttributes, set_mount_attributes};
 pub use net::bring_loopback_up;
 pub use restrict::{
