@@ -16,7 +16,12 @@ pub use time::{DurationError, duration_from_wire, duration_to_wire};
 
 /// Generated messages, clients and servers of package `cofferdam.v1`.
 #[expect(missing_docs, reason = "generated; the comments are in the .proto files")]
-#[allow(clippy::all, unreachable_pub, reason = "generated")]
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    unreachable_pub,
+    reason = "generated"
+)]
 pub mod v1 {
     tonic::include_proto!("cofferdam.v1");
 }

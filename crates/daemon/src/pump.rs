@@ -1,0 +1,321 @@
+//! The task of one running process: moves its output into the logs and its input out of the
+//! buffer, watches the idle and output limits, and decides with [`Ending`] when its end is told.
+//!
+//! It never waits for a reader, so a client that stops reading cannot stall the program.
+
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use cofferdam_cell::protocol::KillCause;
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use crate::decide::{Ending, GRACE, Next, exit_reason};
+use crate::output::OutputLog;
+use crate::process::{End, Phase, Process, Tree};
+use crate::ready;
+use crate::stdin::{self, StdinClosed};
+use crate::supervisor::Kills;
+
+/// One read: the capacity of a pipe.
+const READ_BYTES: usize = 64 * 1024;
+
+/// Reads of one stream before other tasks get their turn.
+const READS_PER_TURN: usize = 8;
+
+/// One descriptor of the process; a terminal's is source and sink at once.
+type Descriptor = Arc<AsyncFd<Arc<OwnedFd>>>;
+
+/// The streams that [`cofferdam_cell::protocol::Event::Started`] brought.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    /// Output, in the order of [`Process::streams`]; `None` once ended.
+    sources: Vec<Option<Descriptor>>,
+    /// Input; `None` once closed.
+    sink: Option<Descriptor>,
+}
+
+/// Init handed over other descriptors than asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamsError {
+    /// A wrong number.
+    #[error("{got} descriptors came with the program, {expected} were expected")]
+    Count {
+        /// What came.
+        got: usize,
+        /// What should have come.
+        expected: usize,
+    },
+    /// One that cannot be waited for.
+    #[error("register a stream of the program")]
+    Register(#[source] io::Error),
+}
+
+impl Streams {
+    /// Takes the descriptors of a start. `stdin` tells whether a pipe was asked for.
+    pub(crate) fn new(
+        process: &Process,
+        stdin: stdin::Kind,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Self, StreamsError> {
+        let expected = process.streams().len() + usize::from(stdin == stdin::Kind::Pipe);
+        let got = descriptors.len();
+        if got != expected {
+            return Err(StreamsError::Count { got, expected });
+        }
+        let mut descriptors = descriptors.into_iter().map(Arc::new);
+        let mut sink = None;
+        if stdin == stdin::Kind::Pipe {
+            sink = descriptors.next().map(|fd| register(fd, Interest::WRITABLE)).transpose()?;
+        }
+        if stdin == stdin::Kind::Terminal {
+            let Some(master) = descriptors.next() else {
+                return Err(StreamsError::Count { got, expected });
+            };
+            process.set_terminal(Arc::downgrade(&master));
+            let master = register(master, Interest::READABLE | Interest::WRITABLE)?;
+            return Ok(Self { sources: vec![Some(Arc::clone(&master))], sink: Some(master) });
+        }
+        let sources = descriptors
+            .map(|fd| register(fd, Interest::READABLE).map(Some))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { sources, sink })
+    }
+
+    fn open(&self) -> usize {
+        self.sources.iter().flatten().count()
+    }
+}
+
+fn register(fd: Arc<OwnedFd>, interest: Interest) -> Result<Descriptor, StreamsError> {
+    ready::register(fd, interest).map(Arc::new).map_err(StreamsError::Register)
+}
+
+/// The pump of one process.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    process: Arc<Process>,
+    pid: u32,
+    streams: Streams,
+    tree: watch::Receiver<Tree>,
+    kills: Kills,
+    ending: Ending,
+    last_output: Instant,
+    /// Whether a limit of ours has been reported to init.
+    over_limit: bool,
+}
+
+impl Pump {
+    /// A pump for a process that has just started.
+    pub(crate) fn new(process: Arc<Process>, pid: u32, streams: Streams, kills: Kills) -> Self {
+        let ending = Ending { open: streams.open(), ..Ending::default() };
+        let tree = process.tree();
+        let last_output = Instant::now();
+        process.enter(Phase::Running { pid });
+        Self { process, pid, streams, tree, kills, ending, last_output, over_limit: false }
+    }
+
+    /// Whether nothing more can come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.ending.next(Instant::now()) == Next::Done
+    }
+
+    /// Runs to the process's end and reports it. Output may go on after that.
+    pub(crate) async fn until_reported(mut self) -> Self {
+        self.observe_tree();
+        loop {
+            match self.ending.next(Instant::now()) {
+                Next::Wait(until) => self.step(until).await,
+                Next::Report { detached } => {
+                    self.report(detached);
+                    return self;
+                }
+                Next::Done => return self,
+            }
+        }
+    }
+
+    /// Goes on after the report: what background processes write goes into the logs.
+    pub(crate) async fn until_done(mut self) -> Self {
+        while let Next::Wait(until) = self.ending.next(Instant::now()) {
+            self.step(until).await;
+        }
+        self
+    }
+
+    async fn step(&mut self, until: Option<Instant>) {
+        let deadline = [until, self.idle_deadline()].into_iter().flatten().min();
+        let before = self.streams.open();
+        let has_sink = self.streams.sink.is_some();
+        tokio::select! {
+            biased;
+            Ok(()) = self.tree.changed() => self.observe_tree(),
+            () = sleep_until(deadline) => self.observe_idle(),
+            () = self.process.stdin.work(), if has_sink => {}
+            bytes = poll_fn(|context| self.streams.poll(&self.process, context)) => {
+                self.ending.open = self.streams.open();
+                if let Some(total) = bytes {
+                    self.observe_output(total);
+                } else if before != self.ending.open {
+                    self.process.announce(self.process.with_logs(total));
+                }
+            }
+        }
+    }
+
+    fn observe_tree(&mut self) {
+        let Tree { leader, gone } = *self.tree.borrow_and_update();
+        self.ending.gone = gone;
+        if let Some(leader) = leader {
+            self.ending.exited = Some(leader.at);
+            self.ending.killed = leader.killed.is_some();
+            self.streams.sink = None;
+            self.process.stdin.end(StdinClosed::Ended);
+        }
+    }
+
+    fn observe_output(&mut self, total: u64) {
+        self.last_output = Instant::now();
+        self.process.announce(total);
+        if self.process.about.limits.output_bytes.is_some_and(|limit| total > limit) {
+            self.kill(KillCause::Output);
+        }
+    }
+
+    fn observe_idle(&mut self) {
+        if self.idle_deadline().is_some_and(|deadline| Instant::now() >= deadline) {
+            self.kill(KillCause::Idle);
+        }
+    }
+
+    fn idle_deadline(&self) -> Option<Instant> {
+        let idle = self.process.about.limits.idle?;
+        (self.ending.exited.is_none() && !self.over_limit).then(|| self.last_output + idle)
+    }
+
+    fn kill(&mut self, cause: KillCause) {
+        if self.ending.exited.is_none() && !self.over_limit {
+            self.over_limit = true;
+            self.kills.kill(self.process.about.call, GRACE, cause);
+        }
+    }
+
+    fn report(&mut self, detached: bool) {
+        self.ending.reported = true;
+        let Tree { leader, gone } = *self.tree.borrow();
+        let Some(leader) = leader else { return };
+        let about = &self.process.about;
+        self.process.enter(Phase::Ended(Arc::new(End {
+            exit: exit_reason(leader.status, leader.killed, &about.limits),
+            pid: Some(self.pid),
+            duration: leader.at.saturating_duration_since(about.start),
+            background: if gone.is_some() { 0 } else { leader.background },
+            detached,
+        })));
+    }
+}
+
+impl Streams {
+    /// Moves what can be moved. Ready with the total of all output when there is new output, with
+    /// `None` when only a stream ended.
+    fn poll(&mut self, process: &Process, context: &mut Context<'_>) -> Poll<Option<u64>> {
+        self.poll_sink(process, context);
+        let mut total = None;
+        let mut ended = false;
+        for (index, slot) in self.sources.iter_mut().enumerate() {
+            let Some(source) = slot else { continue };
+            for _ in 0..READS_PER_TURN {
+                let sink = |bytes: &[u8]| process.append(index, bytes);
+                match poll_read(source, context, sink) {
+                    Poll::Ready(Some(bytes)) => total = Some(bytes),
+                    Poll::Ready(None) => {
+                        *slot = None;
+                        ended = true;
+                        break;
+                    }
+                    Poll::Pending => break,
+                }
+            }
+        }
+        if total.is_some() || ended { Poll::Ready(total) } else { Poll::Pending }
+    }
+
+    fn poll_sink(&mut self, process: &Process, context: &mut Context<'_>) {
+        while let Some(sink) = &self.sink {
+            let bytes = match process.stdin.next() {
+                stdin::Next::Write(bytes) => bytes,
+                stdin::Next::Close => {
+                    self.sink = None;
+                    return;
+                }
+                stdin::Next::Nothing => return,
+            };
+            match poll_write(sink, context, &bytes) {
+                Poll::Ready(Ok(count)) => process.stdin.wrote(count),
+                Poll::Ready(Err(_)) => {
+                    process.stdin.end(StdinClosed::ByProgram);
+                    self.sink = None;
+                }
+                Poll::Pending => return,
+            }
+        }
+    }
+}
+
+/// Reads once into `sink`; ready with its result, or with `None` at the stream's end.
+fn poll_read(
+    source: &Descriptor,
+    context: &mut Context<'_>,
+    sink: impl FnOnce(&[u8]) -> u64,
+) -> Poll<Option<u64>> {
+    let mut buffer = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+    loop {
+        let Ok(mut guard) = std::task::ready!(source.poll_read_ready(context)) else {
+            return Poll::Ready(None);
+        };
+        match rustix::io::read(source.get_ref(), &mut buffer[..]) {
+            Ok(([], _)) => return Poll::Ready(None),
+            Ok((bytes, _)) => return Poll::Ready(Some(sink(bytes))),
+            Err(Errno::AGAIN) => guard.clear_ready(),
+            Err(Errno::INTR) => {}
+            // A terminal whose programs are gone answers EIO, which is its end of file.
+            Err(_) => return Poll::Ready(None),
+        }
+    }
+}
+
+fn poll_write(
+    sink: &Descriptor,
+    context: &mut Context<'_>,
+    bytes: &[u8],
+) -> Poll<Result<usize, Errno>> {
+    loop {
+        let Ok(mut guard) = std::task::ready!(sink.poll_write_ready(context)) else {
+            return Poll::Ready(Err(Errno::IO));
+        };
+        match rustix::io::write(sink.get_ref(), bytes) {
+            Err(Errno::AGAIN) => guard.clear_ready(),
+            Err(Errno::INTR) => {}
+            result => return Poll::Ready(result),
+        }
+    }
+}
+
+fn total(logs: &[OutputLog]) -> u64 {
+    logs.iter().map(OutputLog::total).sum()
+}
+
+/// Sleeps until then; for ever without a time.
+pub(crate) async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
+    }
+}
