@@ -1,0 +1,61 @@
+//! `cargo xtask ci`: everything that must hold of the source.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+
+use crate::metadata::Metadata;
+use crate::stage::{Stages, cargo};
+use crate::{edges, supply};
+
+/// The one crate that may hold unsafe code.
+const UNSAFE_CRATE: &str = "crates/sys";
+
+/// Checks the source.
+pub(crate) fn ci() -> anyhow::Result<()> {
+    let mut stages = Stages::default();
+    stages.command("format", &mut cargo(&["fmt", "--all", "--check"]))?;
+    let metadata = stages.run("metadata", Metadata::read)?;
+    stages.run("edges between crates", || edges::check(&metadata))?;
+    stages.run("licences, sources, bans", || supply::check(&metadata))?;
+    stages.run("unsafe code in sys only", unsafe_is_forbidden)?;
+    let lints = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--"];
+    stages.command("clippy", cargo(&lints).args(["-D", "warnings"]))?;
+    let doc = ["doc", "--release", "--workspace", "--no-deps", "--document-private-items"];
+    stages
+        .command("documentation", cargo(&doc).arg("--locked").env("RUSTDOCFLAGS", "-D warnings"))?;
+    stages.print();
+    Ok(())
+}
+
+/// Every crate but `sys` forbids unsafe code, so that no `allow` further in can bring it back.
+fn unsafe_is_forbidden() -> anyhow::Result<()> {
+    let mut open = Vec::new();
+    for parent in ["crates", "tests", "."] {
+        for entry in std::fs::read_dir(parent).with_context(|| format!("list {parent}"))? {
+            let crate_dir = entry?.path();
+            let is_crate = crate_dir.join("Cargo.toml").is_file();
+            if !is_crate || crate_dir.ends_with(UNSAFE_CRATE) {
+                continue;
+            }
+            open.extend(roots(&crate_dir).into_iter().filter(|root| !forbids(root)));
+        }
+    }
+    ensure!(open.is_empty(), "without #![forbid(unsafe_code)]:\n  {}", open.join("\n  "));
+    Ok(())
+}
+
+/// The files where a crate's targets start.
+fn roots(crate_dir: &Path) -> Vec<String> {
+    let source = ["src/lib.rs", "src/main.rs"].map(|name| crate_dir.join(name));
+    let beside = ["src/bin", "tests", "examples", "benches"].map(|name| crate_dir.join(name));
+    let more = beside.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    let more =
+        more.map(|entry| entry.path()).filter(|path| path.extension() == Some("rs".as_ref()));
+    let all = source.into_iter().filter(|path| path.is_file()).chain(more);
+    all.map(|path| path.display().to_string()).collect()
+}
+
+fn forbids(root: &str) -> bool {
+    std::fs::read_to_string(root).is_ok_and(|text| text.contains("#![forbid(unsafe_code)]"))
+}
