@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use cofferdam_cell::protocol::{KillCause, Status};
+use cofferdam_cell::protocol::{KillCause, SURVEY_ENTRIES_MAX, Status};
 use cofferdam_spec::{Exit, Limits, TimeLimit};
 
 /// Time between SIGTERM and SIGKILL when a limit, a client or a drain ends a tree: enough for a
@@ -207,6 +207,24 @@ impl LaunchBudget {
     }
 }
 
+/// What a person should know after the workspace's files have been looked at.
+pub(crate) fn survey_warnings(foreign: u64, complete: bool) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if foreign > 0 {
+        let at_least = if complete { "" } else { "at least " };
+        warnings.push(format!(
+            "{at_least}{foreign} files belong to neither the cell's user nor the workspace's \
+             owner: programs see them as nobody's and cannot change them"
+        ));
+    }
+    if !complete {
+        warnings.push(format!(
+            "the workspace has more than {SURVEY_ENTRIES_MAX} files, not all were looked at"
+        ));
+    }
+    warnings
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -283,6 +301,15 @@ mod tests {
         assert_eq!(ending.next(bound), Next::Report { detached: false });
         ending.gone = Some(start + SECOND);
         assert_eq!(ending.next(start + SECOND), Next::Report { detached: false });
+    }
+
+    #[test]
+    fn only_foreign_files_and_an_unfinished_survey_are_worth_a_warning() {
+        assert_eq!(survey_warnings(0, true), Vec::<String>::new());
+        assert!(survey_warnings(3, true)[0].starts_with("3 files"));
+        let warnings = survey_warnings(3, false);
+        assert!(warnings[0].starts_with("at least 3 files"));
+        assert_eq!(warnings.len(), 2);
     }
 
     #[test]

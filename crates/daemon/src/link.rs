@@ -15,6 +15,9 @@ use tokio::io::unix::AsyncFd;
 
 use crate::ready::register;
 
+/// Names the only question that the toolbox is asked.
+const SURVEY_TOKEN: u64 = 1;
+
 /// A cell that stands.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -103,6 +106,13 @@ pub(crate) enum Incoming {
     Refused(Request, io::Error),
     /// Every request that had waited is sent.
     Unclogged,
+    /// The toolbox counted the files that programs see as somebody else's.
+    Surveyed {
+        /// Their number.
+        foreign: u64,
+        /// Whether everything was visited.
+        complete: bool,
+    },
     /// The cell is gone.
     Lost(io::Error),
 }
@@ -118,9 +128,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Registers the channels with the runtime.
+    /// Registers the channels with the runtime, and asks for a survey of the workspace.
     pub(crate) fn new(ends: Ends) -> io::Result<Self> {
         let ends = Arc::new(ends);
+        ends.toolbox().send(&ToolboxRequest::Survey { token: SURVEY_TOKEN }, &[])?;
         Ok(Self {
             init: register(InitEnd(Arc::clone(&ends)), Interest::READABLE | Interest::WRITABLE)?,
             toolbox: register(ToolboxEnd(ends), Interest::READABLE)?,
@@ -166,8 +177,14 @@ impl Link {
                 ready = self.toolbox.readable() => match ready {
                     Err(error) => return Incoming::Lost(error),
                     Ok(mut guard) => match guard.try_io(|end| end.get_ref().0.toolbox().receive()) {
-                        // Nothing has been asked, so nothing that it says has a meaning.
-                        Ok(Ok(Some(_))) | Err(_) => {}
+                        Ok(Ok(Some(received))) => {
+                            if let ToolboxReply::Surveyed { token: SURVEY_TOKEN, foreign, complete } =
+                                received.message
+                            {
+                                return Incoming::Surveyed { foreign, complete };
+                            }
+                        }
+                        Err(_would_block) => {}
                         Ok(Ok(None)) => return Incoming::Lost(end_of_file("toolbox")),
                         Ok(Err(error)) => return Incoming::Lost(error),
                     },

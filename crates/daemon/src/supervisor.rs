@@ -135,6 +135,8 @@ pub(crate) struct State {
     pub(crate) generation: u32,
     /// What the kernel enforces.
     pub(crate) enforcement: v1::Enforcement,
+    /// Things a person should know.
+    pub(crate) warnings: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -268,6 +270,7 @@ impl Supervisor {
             calls: 0,
             generation: 1,
             enforcement: v1::Enforcement::from(&port.enforcement),
+            warnings: Vec::new(),
         });
         let handle = Handle { commands: commands_in, state: state.subscribe() };
         let supervisor = Self {
@@ -466,6 +469,10 @@ impl Supervisor {
             Incoming::Refused(Request::Exec(exec), error) => self.refused(Some(exec.call), &error),
             Incoming::Refused(_, error) => self.refused(None, &error),
             Incoming::Unclogged => {}
+            Incoming::Surveyed { foreign, complete } => {
+                let warnings = decide::survey_warnings(foreign, complete);
+                self.state.send_modify(|state| state.warnings = warnings);
+            }
             Incoming::Lost(error) => self.lose_cell(&error),
         }
     }
@@ -615,8 +622,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
+        let cause_text = cause.to_string();
+        // Some errors show their cause and name it too.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
         source = cause.source();
     }
     text

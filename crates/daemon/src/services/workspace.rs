@@ -94,7 +94,7 @@ impl WorkspaceService for Workspace {
             calls_total: state.calls,
             cell_generation: state.generation,
             enforcement: Some(state.enforcement),
-            warnings: Vec::new(),
+            warnings: state.warnings,
         }))
     }
 
