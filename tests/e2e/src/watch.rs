@@ -47,12 +47,23 @@ pub fn resident_bytes(pid: i32) -> u64 {
     kibibytes * 1024
 }
 
+/// Most processes of our own in an idle cell: toolbox, init, and for each of up to three sessions a
+/// keeper and four idle shims.
+const SUPERVISORS_MAX: usize = 2 + 3 * 5;
+
+/// Most descriptors of init in an idle cell: its own, and a few for each keeper and shim.
+const INIT_DESCRIPTORS_MAX: usize = 16 + 3 * SUPERVISORS_MAX;
+
 /// What a daemon holds of the host. Two of an idle daemon are equal when nothing leaked between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footprint {
-    /// Processes below the daemon.
-    pub processes: usize,
-    /// Open descriptors of the daemon.
+    /// Programs that calls started, zombies included.
+    pub programs: usize,
+    /// Processes of our own above [`SUPERVISORS_MAX`]; how many of these wait is not fixed.
+    pub surplus_supervisors: usize,
+    /// Descriptors of init above [`INIT_DESCRIPTORS_MAX`].
+    pub surplus_init_descriptors: usize,
+    /// Open descriptors of the daemon, without the job files that it retains for readers.
     pub descriptors: usize,
     /// Mounts that the host sees and that name the test's directory.
     pub host_mounts: usize,
@@ -74,9 +85,16 @@ impl Footprint {
             text.lines().filter(|line| line.contains(word)).count()
         };
         let directory = directory.to_string_lossy();
+        let own = |process: &&Process| process.command_line == "cofferdam-cell";
+        let supervisors = below.iter().filter(own).count();
+        let init = below.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
+        let init_descriptors =
+            init.map_or(0, |init| entries(Path::new(&format!("/proc/{}/fd", init.pid))));
         Footprint {
-            processes: below.len(),
-            descriptors: entries(Path::new(&format!("/proc/{daemon}/fd"))),
+            programs: below.len() - supervisors,
+            surplus_supervisors: supervisors.saturating_sub(SUPERVISORS_MAX),
+            surplus_init_descriptors: init_descriptors.saturating_sub(INIT_DESCRIPTORS_MAX),
+            descriptors: descriptors(daemon, &format!("{directory}/state/jobs/")),
             host_mounts: lines("/proc/self/mountinfo".to_owned(), &directory),
             cell_mounts: below
                 .iter()
@@ -87,6 +105,13 @@ impl Footprint {
             temporary_files: entries(temporary),
         }
     }
+}
+
+/// Open descriptors of a process that do not lie below `retained`.
+fn descriptors(pid: i32, retained: &str) -> usize {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let targets = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.filter(|target| !target.to_string_lossy().starts_with(retained)).count()
 }
 
 /// Directories of the cgroup trees that carry our name.
@@ -129,10 +154,12 @@ impl CellTrace {
         CellTrace { members: below.iter().map(|p| (p.pid, p.start)).collect(), namespaces }
     }
 
-    /// What of the cell is still there.
+    /// What of the cell still lives. A zombie does not: after its daemon's end it is left to the
+    /// host's init, which reaps in its own time.
     pub fn left(&self) -> Vec<Process> {
         all_processes()
             .into_iter()
+            .filter(|process| process.state != 'Z')
             .filter(|process| {
                 self.members.contains(&(process.pid, process.start))
                     || self.namespaces.contains(&process.pid_namespace)

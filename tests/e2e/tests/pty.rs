@@ -157,8 +157,8 @@ both! {
             program(["/bin/bash", "--noprofile", "--norc", "-i"]),
         )
         .await;
-        terminal.write("PS1='prompt:'\n").await;
-        terminal.until("\nprompt:").await;
+        terminal.write("PS1=pro''mpt:\n").await;
+        terminal.until("prompt:").await;
         assert!(!terminal.drawn.contains("no job control"), "{:?}", terminal.drawn);
         terminal.clear();
         terminal.write("sleep 311\n").await;
