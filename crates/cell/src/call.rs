@@ -25,7 +25,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Leader {
     pub(crate) pid: i32,
-    pub(crate) pidfd: OwnedFd,
+    /// Not for one that had ended when it was reported.
+    pub(crate) pidfd: Option<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub(crate) struct Call {
     pub(crate) leader: Option<Leader>,
     /// The leader's status, once reported.
     pub(crate) exited: Option<Status>,
+    /// The leader's process id, when its shim died before it could report it.
+    pub(crate) orphan_pid: Option<i32>,
     /// The leader's status when init itself reaped it.
     pub(crate) orphan_status: Option<Status>,
     /// How often a shim died before it looked at the call.
@@ -61,6 +64,7 @@ impl Call {
             phase: Phase::Waiting,
             leader: None,
             exited: None,
+            orphan_pid: None,
             orphan_status: None,
             hand_overs: 0,
             deadline,
@@ -94,7 +98,7 @@ impl Call {
     }
 
     /// The program runs. Returns the daemon's ends of its streams.
-    pub(crate) fn start(&mut self, pid: i32, pidfd: OwnedFd) -> Vec<OwnedFd> {
+    pub(crate) fn start(&mut self, pid: i32, pidfd: Option<OwnedFd>) -> Vec<OwnedFd> {
         if let Phase::Handed { shim } = self.phase {
             self.phase = Phase::Running { shim };
         }

@@ -17,10 +17,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use cofferdam_sandbox::InitSide;
-use cofferdam_sys::{Kinship, fork, send_signal};
+use cofferdam_sys::{Kinship, SHARED_CELLS, fork, send_signal, shared_cells};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -31,6 +32,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::call::{Call, Phase};
 use crate::channel::{Channel, Received};
 use crate::keeper;
+use crate::notes::{Notes, SLOTS, Slot};
 use crate::protocol::{CallId, Event, Exec, KillCause, Request, Status, Target};
 use crate::stdio::Streams;
 use crate::supervision::{ForkShim, Report, Run, ShimId, What};
@@ -77,6 +79,8 @@ struct Keeper {
 #[derive(Debug)]
 struct Shim {
     session: String,
+    notes: Notes,
+    slot: Slot,
     pid: Option<i32>,
     channel: Channel<Run, ()>,
     /// A second holder of the shim's end: what a killed shim has not read is read from here.
@@ -95,6 +99,7 @@ struct Init {
     reports: Channel<(), Report>,
     reports_for_children: OwnedFd,
     rulesets: [OwnedFd; 3],
+    cells: &'static [AtomicU32; SHARED_CELLS],
     signals: SignalFd,
     epoll: OwnedFd,
     null: OwnedFd,
@@ -102,6 +107,7 @@ struct Init {
     shims: HashMap<ShimId, Shim>,
     calls: HashMap<CallId, Call>,
     next_shim: ShimId,
+    free_slots: Vec<Slot>,
     uses: u64,
     strays_may_exist: bool,
     /// Unknown children that ended while a keeper owed a report: perhaps the shim it will name.
@@ -148,6 +154,7 @@ impl Init {
             reports: Channel::new(reports),
             reports_for_children,
             rulesets: [side.session_ruleset, side.command_ruleset, side.read_only_ruleset],
+            cells: shared_cells()?,
             signals,
             epoll,
             null,
@@ -155,6 +162,7 @@ impl Init {
             shims: HashMap::new(),
             calls: HashMap::new(),
             next_shim: 0,
+            free_slots: (0..SLOTS as Slot).rev().collect(),
             uses: 0,
             strays_may_exist: false,
             ended_unreported: HashSet::new(),
@@ -272,6 +280,7 @@ impl Init {
         let run = call.run();
         let streams = call.streams.program_ends();
         shim.call = Some(id);
+        shim.notes.clear();
         // A shim that is gone leaves the message unread; `shim_died` finds it.
         let sent = shim.channel.send(&run, &streams);
         call.phase = Phase::Handed { shim: shim_id };
@@ -313,15 +322,19 @@ impl Init {
         }
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let slot = *self.free_slots.last().ok_or(rustix::io::Errno::AGAIN)?;
         let id = self.next_shim;
         self.next_shim += 1;
         let session = self.session(name);
         if let Some(keeper) = &session.keeper {
-            keeper.channel.send(&ForkShim { shim: id }, &[theirs.as_fd()])?;
+            keeper.channel.send(&ForkShim { shim: id, slot }, &[theirs.as_fd()])?;
         }
         session.expected.insert(id);
+        self.free_slots.pop();
         let shim = Shim {
             session: name.to_owned(),
+            notes: Notes::of(self.cells, slot),
+            slot,
             pid: None,
             channel: Channel::new(ours),
             unread: Channel::new(theirs),
@@ -336,6 +349,7 @@ impl Init {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let [session, command, read_only] = &self.rulesets;
+        let cells = self.cells;
         let keep = [
             theirs.as_fd(),
             self.reports_for_children.as_fd(),
@@ -355,6 +369,7 @@ impl Init {
                 session_ruleset,
                 command_ruleset,
                 read_only_ruleset,
+                cells,
             })
         })?;
         Ok(Keeper {
@@ -368,7 +383,9 @@ impl Init {
         let Some(call) = self.calls.get(&id) else { return 0 };
         if target == Target::Leader {
             let leader = call.leader.as_ref().filter(|_| call.exited.is_none());
-            let sent = leader.map(|leader| send_signal(leader.pidfd.as_fd(), number));
+            let sent = leader
+                .and_then(|leader| leader.pidfd.as_ref())
+                .map(|pidfd| send_signal(pidfd.as_fd(), number));
             return u32::from(matches!(sent, Some(Ok(()))));
         }
         let group = call.leader.as_ref().map(|leader| leader.pid);
@@ -418,7 +435,7 @@ impl Init {
     fn forget_session(&mut self, name: &str) {
         let Some(mut session) = self.sessions.remove(name) else { return };
         for shim in session.idle.drain(..) {
-            self.shims.remove(&shim);
+            self.remove_shim(&shim);
         }
         if session.waiting.is_empty() && session.expected.is_empty() {
             return;
@@ -450,13 +467,13 @@ impl Init {
                 shim.pid = Some(pid);
                 let name = shim.session.clone();
                 let Some(session) = self.sessions.get_mut(&name) else {
-                    self.shims.remove(&id);
+                    self.remove_shim(&id);
                     return;
                 };
                 session.expected.remove(&id);
                 session.keeper_deaths = 0;
                 if self.ended_unreported.remove(&pid) {
-                    self.shims.remove(&id);
+                    self.remove_shim(&id);
                 } else {
                     session.idle.push(id);
                 }
@@ -467,7 +484,7 @@ impl Init {
             }
             What::ForkFailed { errno } => {
                 let name = shim.session.clone();
-                self.shims.remove(&id);
+                self.remove_shim(&id);
                 let session = self.session(&name);
                 session.expected.remove(&id);
                 if session.expected.is_empty() && session.idle.is_empty() {
@@ -478,8 +495,14 @@ impl Init {
             }
             What::Spawned { pid } => {
                 let call = shim.call;
-                if let (Some(call), Some(pidfd)) = (call, descriptor) {
-                    self.started(call, pid, pidfd);
+                if let Some(call) = call {
+                    self.started(call, pid, descriptor);
+                }
+            }
+            What::Ran { pid, status, children } => {
+                if let Some(call) = shim.call {
+                    self.started(call, pid, None);
+                    self.leader_ended(id, call, status, children);
                 }
             }
             What::SpawnFailed { step, errno } => {
@@ -489,15 +512,8 @@ impl Init {
                 self.release(id);
             }
             What::Exited { status, children } => {
-                let Some(call) = shim.call else { return };
-                let background = if children { self.count(id) } else { 0 };
-                if !children && let Some(shim) = self.shims.get_mut(&id) {
-                    shim.call = None;
-                }
-                self.exited(call, status, background.max(u32::from(children)));
-                if !children {
-                    self.calls.remove(&call);
-                    self.release(id);
+                if let Some(call) = shim.call {
+                    self.leader_ended(id, call, status, children);
                 }
             }
             What::Empty => {
@@ -517,7 +533,21 @@ impl Init {
         }
     }
 
-    fn started(&mut self, id: CallId, pid: i32, pidfd: OwnedFd) {
+    fn leader_ended(&mut self, shim_id: ShimId, call: CallId, status: Status, children: bool) {
+        // Those that only wait to be reaped are counted as well, by one: their end is reported.
+        let background = if children { self.count(shim_id).max(1) } else { 0 };
+        self.exited(call, status, background);
+        if children {
+            return;
+        }
+        self.calls.remove(&call);
+        if let Some(shim) = self.shims.get_mut(&shim_id) {
+            shim.call = None;
+        }
+        self.release(shim_id);
+    }
+
+    fn started(&mut self, id: CallId, pid: i32, pidfd: Option<OwnedFd>) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let ends = call.start(pid, pidfd);
         self.emit(Event::Started { call: id, pid: pid as u32 }, ends);
@@ -552,7 +582,7 @@ impl Init {
                 self.dispatch(&name);
             }
             // Its session has ended: so does it.
-            None => drop(self.shims.remove(&id)),
+            None => drop(self.remove_shim(&id)),
         }
     }
 
@@ -597,10 +627,19 @@ impl Init {
             self.ended_unreported.insert(pid);
         }
         for call in self.calls.values_mut() {
-            if call.leader.as_ref().is_some_and(|leader| leader.pid == pid) {
+            let notes = call.shim().and_then(|shim| self.shims.get(&shim)).map(|shim| shim.notes);
+            let noted = notes.and_then(Notes::pid).or(call.orphan_pid);
+            let leader = call.leader.as_ref().map(|leader| leader.pid);
+            if leader == Some(pid) || (leader.is_none() && noted == Some(pid)) {
                 call.orphan_status.get_or_insert(status);
             }
         }
+    }
+
+    fn remove_shim(&mut self, id: &ShimId) -> Option<Shim> {
+        let shim = self.shims.remove(id)?;
+        self.free_slots.push(shim.slot);
+        Some(shim)
     }
 
     fn shim_with(&self, pid: i32) -> Option<ShimId> {
@@ -613,7 +652,7 @@ impl Init {
         session.keeper = None;
         let lost: Vec<ShimId> = session.expected.drain().collect();
         for shim in lost {
-            self.shims.remove(&shim);
+            self.remove_shim(&shim);
         }
         // One that it forked and could not report is now an unknown child.
         self.strays_may_exist = true;
@@ -631,7 +670,7 @@ impl Init {
     }
 
     fn shim_died(&mut self, id: ShimId) {
-        let Some(shim) = self.shims.remove(&id) else { return };
+        let Some(shim) = self.remove_shim(&id) else { return };
         self.strays_may_exist = true;
         if let Some(session) = self.sessions.get_mut(&shim.session) {
             session.idle.retain(|idle| *idle != id);
@@ -649,6 +688,10 @@ impl Init {
             return self.dispatch(&name);
         }
         call.phase = Phase::Orphaned;
+        call.orphan_pid = shim.notes.pid();
+        if let Some(status) = shim.notes.status() {
+            call.orphan_status.get_or_insert(status);
+        }
         call.start_kill(Instant::now(), Duration::ZERO, KillCause::Supervision);
     }
 
@@ -734,13 +777,16 @@ impl Init {
             .map(|keeper| keeper.pid)
             .chain(self.shims.values().filter_map(|shim| shim.pid))
             .collect();
-        let strays = Table::read()?.strays(1, &known);
-        if strays.is_empty() {
-            self.strays_may_exist = false;
-            self.finish_orphaned();
-        }
-        for process in &strays {
-            signal(process, libc::SIGKILL);
+        match Table::read()?.strays(1, &known) {
+            None => {
+                self.strays_may_exist = false;
+                self.finish_orphaned();
+            }
+            Some(strays) => {
+                for process in &strays {
+                    signal(process, libc::SIGKILL);
+                }
+            }
         }
         Ok(())
     }
@@ -755,8 +801,10 @@ impl Init {
                 continue;
             }
             if let Some(ends) = call.unsent_ends() {
-                // Nobody knows whether it ran: it is reported as started, and lost.
-                self.emit(Event::Started { call: id, pid: 0 }, ends);
+                // Its shim died before it could report it. Without an id nobody knows whether it
+                // ran, and it is lost.
+                let pid = call.orphan_pid.unwrap_or(0) as u32;
+                self.emit(Event::Started { call: id, pid }, ends);
             }
             let status = call.orphan_status.unwrap_or(Status::Lost);
             let killed = call.exit(status);
@@ -765,11 +813,13 @@ impl Init {
     }
 
     fn retire(&mut self) {
+        let mut surplus_shims = Vec::new();
         for session in self.sessions.values_mut() {
             let surplus = session.idle.len().saturating_sub(IDLE_SHIMS_KEPT);
-            for shim in session.idle.drain(..surplus.div_ceil(2)) {
-                self.shims.remove(&shim);
-            }
+            surplus_shims.extend(session.idle.drain(..surplus.div_ceil(2)));
+        }
+        for shim in surplus_shims {
+            self.remove_shim(&shim);
         }
         while self.sessions.len() > IDLE_SESSIONS_MAX {
             let busy: HashSet<&str> = self.calls.values().map(Call::session).collect();

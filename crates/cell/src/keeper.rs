@@ -6,10 +6,12 @@
 //! the keeper's end, which its session's programs can bring about, costs nothing but the domain.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
 
-use cofferdam_sys::{Kinship, fork, restrict_with_ruleset};
+use cofferdam_sys::{Kinship, SHARED_CELLS, fork, restrict_with_ruleset};
 
 use crate::channel::Channel;
+use crate::notes::Notes;
 use crate::shim;
 use crate::supervision::{ForkShim, Report, What};
 
@@ -25,12 +27,20 @@ pub(crate) struct Inheritance {
     pub(crate) command_ruleset: OwnedFd,
     /// The layer of each call that may not change the workspace.
     pub(crate) read_only_ruleset: OwnedFd,
+    /// The memory of the shims' notes.
+    pub(crate) cells: &'static [AtomicU32; SHARED_CELLS],
 }
 
 /// Runs until init closes the channel.
 pub(crate) fn run(inheritance: Inheritance) -> u8 {
-    let Inheritance { requests, reports, session_ruleset, command_ruleset, read_only_ruleset } =
-        inheritance;
+    let Inheritance {
+        requests,
+        reports,
+        session_ruleset,
+        command_ruleset,
+        read_only_ruleset,
+        cells,
+    } = inheritance;
     let _named = rustix::thread::set_name(c"cofferdam-keep");
     if restrict_with_ruleset(session_ruleset.as_fd()).is_err() {
         return 1;
@@ -40,7 +50,7 @@ pub(crate) fn run(inheritance: Inheritance) -> u8 {
     let reports = Channel::<Report, ()>::new(reports);
     loop {
         let Ok(Some(mut received)) = requests.receive() else { return 0 };
-        let shim = received.message.shim;
+        let ForkShim { shim, slot } = received.message;
         let Some(channel) = received.descriptors.pop() else { return 1 };
         let keep =
             [channel.as_fd(), reports.as_fd(), command_ruleset.as_fd(), read_only_ruleset.as_fd()];
@@ -50,7 +60,8 @@ pub(crate) fn run(inheritance: Inheritance) -> u8 {
             else {
                 return 1;
             };
-            shim::run(shim, channel, reports, &command_ruleset, &read_only_ruleset)
+            let notes = Notes::of(cells, slot);
+            shim::run(shim, channel, reports, [&command_ruleset, &read_only_ruleset], notes)
         });
         let what = match forked {
             Ok(pid) => What::Forked { pid: pid.as_raw_nonzero().get() },

@@ -11,6 +11,7 @@ pub mod channel;
 mod init;
 mod keeper;
 mod launch;
+mod notes;
 pub mod protocol;
 mod shim;
 mod stdio;

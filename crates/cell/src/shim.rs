@@ -11,23 +11,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use cofferdam_spec::{Command, Limits};
 use cofferdam_sys::{Spawn, SpawnError, SpawnStep, Spawned, spawn};
 use nix::errno::Errno;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use crate::channel::{Channel, Received};
+use crate::notes::Notes;
 use crate::protocol::Status;
 use crate::supervision::{Report, Run, ShimId, What};
 
 /// Where programs are looked for when the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/bin:/bin";
 
+/// How long a program may take before it is reported as running: the shortest programs are told
+/// of once, with their end, which saves a wake-up of init and one of the daemon.
+const REPORT_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
 /// Runs until init closes the channel.
 pub(crate) fn run(
     id: ShimId,
     channel: OwnedFd,
     reports: OwnedFd,
-    command_ruleset: &OwnedFd,
-    read_only_ruleset: &OwnedFd,
+    [command_ruleset, read_only_ruleset]: [&OwnedFd; 2],
+    notes: Notes,
 ) -> u8 {
     let _named = rustix::thread::set_name(c"cofferdam-shim");
     let own = rustix::process::getpid();
@@ -39,7 +45,7 @@ pub(crate) fn run(
     loop {
         let Ok(Some(Received { message, descriptors })) = channel.receive() else { return 0 };
         let ruleset = if message.workspace_read_only { read_only_ruleset } else { command_ruleset };
-        let started = start(&message, &descriptors, ruleset);
+        let started = start(&message, &descriptors, ruleset, notes);
         // Ours are copies: the program's end of output is when the program's own are closed.
         drop(descriptors);
         let report = |what, pidfd: Option<&OwnedFd>| {
@@ -51,11 +57,23 @@ pub(crate) fn run(
                 report(What::SpawnFailed { step: step.as_str().to_owned(), errno }, None)
             }
             Ok(Spawned { pid, pidfd }) => {
-                let spawned = What::Spawned { pid: pid.as_raw_nonzero().get() };
-                report(spawned, Some(&pidfd)).and_then(|()| {
-                    drop(pidfd);
-                    gather(pid, |what| report(what, None))
-                })
+                let number = pid.as_raw_nonzero().get();
+                if ends_soon(&pidfd) {
+                    gather(pid, notes, |what| {
+                        let what = match what {
+                            What::Exited { status, children } => {
+                                What::Ran { pid: number, status, children }
+                            }
+                            other => other,
+                        };
+                        report(what, None)
+                    })
+                } else {
+                    report(What::Spawned { pid: number }, Some(&pidfd)).and_then(|()| {
+                        drop(pidfd);
+                        gather(pid, notes, |what| report(what, None))
+                    })
+                }
             }
         };
         if told.is_err() {
@@ -64,11 +82,23 @@ pub(crate) fn run(
     }
 }
 
+/// Whether the program ends within [`REPORT_DELAY`].
+fn ends_soon(pidfd: &OwnedFd) -> bool {
+    let mut ready = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut ready, Some(&REPORT_DELAY)), Ok(1))
+}
+
 /// Reaps until no child is left.
-fn gather(leader: Pid, report: impl Fn(What) -> std::io::Result<()>) -> std::io::Result<()> {
+fn gather(
+    leader: Pid,
+    notes: Notes,
+    report: impl Fn(What) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let mut exited = false;
     loop {
-        let (pid, status) = match waitpid(None, None) {
+        // First only looked at: a shim that is killed while it waits may still reap, and would
+        // take the leader's status with it.
+        let (pid, status) = match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
             Ok(WaitStatus::Exited(pid, code)) => (pid, Status::Exited(code)),
             Ok(WaitStatus::Signaled(pid, signal, core)) => {
                 (pid, Status::Signaled { signal: signal as i32, core })
@@ -79,7 +109,12 @@ fn gather(leader: Pid, report: impl Fn(What) -> std::io::Result<()>) -> std::io:
             // Never before the leader was reaped: only we reap it.
             Err(errno) => return Err(errno.into()),
         };
-        if pid.as_raw() == leader.as_raw_nonzero().get() {
+        let is_leader = pid.as_raw() == leader.as_raw_nonzero().get();
+        if is_leader {
+            notes.note_status(status);
+        }
+        waitpid(pid, None)?;
+        if is_leader {
             let children = has_children();
             report(What::Exited { status, children })?;
             if !children {
@@ -101,7 +136,12 @@ fn has_children() -> bool {
     }
 }
 
-fn start(run: &Run, stdio: &[OwnedFd], ruleset: &OwnedFd) -> Result<Spawned, SpawnError> {
+fn start(
+    run: &Run,
+    stdio: &[OwnedFd],
+    ruleset: &OwnedFd,
+    notes: Notes,
+) -> Result<Spawned, SpawnError> {
     let failed = |step, errno| SpawnError { step, errno };
     let [stdin, stdout, stderr] = stdio else {
         return Err(failed(SpawnStep::Stdio, libc::EBADF));
@@ -116,6 +156,7 @@ fn start(run: &Run, stdio: &[OwnedFd], ruleset: &OwnedFd) -> Result<Spawned, Spa
         controlling_terminal: run.terminal,
         limits: &resource_limits(&run.limits),
         ruleset: ruleset.as_fd(),
+        pid_cell: notes.pid_cell(),
     })
 }
 

@@ -3,6 +3,7 @@
 use cofferdam_spec::{Command, Limits};
 use serde::{Deserialize, Serialize};
 
+use crate::notes::Slot;
 use crate::protocol::Status;
 
 /// Names a shim in reports; never used twice.
@@ -12,6 +13,8 @@ pub(crate) type ShimId = u64;
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct ForkShim {
     pub(crate) shim: ShimId,
+    /// Where it leaves its notes.
+    pub(crate) slot: Slot,
 }
 
 /// Init to a shim: run a program. Beside it travel its standard streams.
@@ -43,6 +46,8 @@ pub(crate) enum What {
     SpawnFailed { step: String, errno: i32 },
     /// The leader has ended. Without children left, the shim is idle again.
     Exited { status: Status, children: bool },
+    /// `Spawned` and `Exited` in one, of a program that ended at once.
+    Ran { pid: i32, status: Status, children: bool },
     /// After `Exited` with children: now none is left, and the shim is idle again.
     Empty,
 }

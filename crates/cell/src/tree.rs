@@ -44,11 +44,15 @@ impl Table {
     }
 
     /// The processes that `init` must not have: its children that are not `known`, and all below.
-    pub(crate) fn strays(&self, init: i32, known: &HashSet<i32>) -> Vec<Process> {
+    /// `None` when there is none, not even one that waits to be reaped.
+    pub(crate) fn strays(&self, init: i32, known: &HashSet<i32>) -> Option<Vec<Process>> {
         let stray = |process: &&Process| process.parent == init && !known.contains(&process.pid);
         let roots: Vec<Process> = self.processes.iter().filter(stray).copied().collect();
+        if roots.is_empty() {
+            return None;
+        }
         let below = self.below_all(roots.iter().map(|process| process.pid).collect());
-        roots.into_iter().filter(|process| !process.zombie).chain(below).collect()
+        Some(roots.into_iter().filter(|process| !process.zombie).chain(below).collect())
     }
 
     fn below_all(&self, roots: HashSet<i32>) -> Vec<Process> {
@@ -129,7 +133,9 @@ mod tests {
     fn strays_are_inits_unknown_children_and_all_below() {
         let table =
             table(&[(2, 1, false), (3, 2, false), (7, 1, false), (8, 7, false), (9, 1, true)]);
-        assert_eq!(pids(table.strays(1, &[2].into())), [7, 8]);
+        assert_eq!(pids(table.strays(1, &[2].into()).unwrap()), [7, 8]);
+        assert_eq!(pids(table.strays(1, &[2, 7].into()).unwrap()), []);
+        assert_eq!(table.strays(1, &[2, 7, 9].into()), None);
     }
 
     #[test]

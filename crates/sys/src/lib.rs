@@ -7,6 +7,7 @@ mod fork;
 mod mount;
 mod net;
 mod restrict;
+mod shared;
 mod signal;
 mod spawn;
 
@@ -17,6 +18,7 @@ pub use restrict::{
     Instruction, drop_bounding_set, drop_capabilities, install_filter, landlock_abi,
     restrict_with_ruleset,
 };
+pub use shared::{SHARED_CELLS, shared_cells};
 pub use signal::send_signal;
 pub use spawn::{Spawn, SpawnError, SpawnStep, Spawned, spawn};
 

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::atomic::AtomicU32;
 
 use rustix::process::Pid;
 
@@ -26,6 +27,9 @@ pub struct Spawn<'a> {
     pub limits: &'a [(u32, u64)],
     /// The Landlock layer of the program.
     pub ruleset: BorrowedFd<'a>,
+    /// Where the kernel stores the new process's id before it executes anything: a cell of
+    /// [`shared_cells`](crate::shared_cells) tells it even to those who outlive the caller.
+    pub pid_cell: &'a AtomicU32,
 }
 
 /// A program that runs: the leader of its own session and process group.
@@ -119,10 +123,14 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Spawned, SpawnError> {
     };
     let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
     let mut pidfd: RawFd = -1;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let flags = libc::CLONE_VM
+        | libc::CLONE_VFORK
+        | libc::CLONE_PIDFD
+        | libc::CLONE_CHILD_SETTID
+        | libc::SIGCHLD;
     // SAFETY: the child runs `child` on its own stack (16-byte aligned, growing down from the
     // end) in this process's memory while this thread is suspended (CLONE_VFORK), until it has
-    // executed or exited. `child` only makes system calls and touches `shared`, to which nothing
+    // executed or exited. The kernel stores one integer through each of the two pointers. `child` only makes system calls and touches `shared`, to which nothing
     // else refers meanwhile; it never unwinds and never returns to this frame.
     let pid = unsafe {
         libc::clone(
@@ -131,6 +139,8 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Spawned, SpawnError> {
             flags,
             (&raw mut shared).cast(),
             &raw mut pidfd,
+            ptr::null_mut::<libc::c_void>(),
+            spawn.pid_cell.as_ptr(),
         )
     };
     if pid < 0 {
