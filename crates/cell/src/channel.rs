@@ -13,9 +13,10 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Largest body that travels in the packet itself: far below the default socket buffer
+/// Largest packet, and so the largest body that travels in it: enough for the usual command and
+/// small enough for a buffer on the stack; far below the default socket buffer
 /// (`net.core.wmem_default`, 208 KiB), so that a send cannot fail for its size.
-pub const INLINE_BYTES_MAX: usize = 32 * 1024;
+pub const INLINE_BYTES_MAX: usize = 4 * 1024;
 
 /// Largest body at all: a command's arguments (2 MiB) with room for its framing.
 pub const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;

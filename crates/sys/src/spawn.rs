@@ -90,8 +90,9 @@ pub struct SpawnError {
     pub errno: i32,
 }
 
-/// Stack of the child until exec: it calls a handful of small functions.
-const STACK_BYTES: usize = 64 * 1024;
+/// Stack of the child until exec: it calls a handful of small functions. Only the touched pages
+/// cost anything.
+const STACK_BYTES: usize = 32 * 1024;
 
 /// File mode mask of every program (documented in the tool contract; C049).
 const UMASK: libc::mode_t = 0o022;
@@ -121,7 +122,8 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Spawned, SpawnError> {
         env: pointers(spawn.env),
         failure: None,
     };
-    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
+    let mut stack = Vec::<u128>::with_capacity(STACK_BYTES / size_of::<u128>());
+    let top = stack.spare_capacity_mut().as_mut_ptr_range().end;
     let mut pidfd: RawFd = -1;
     let flags = libc::CLONE_VM
         | libc::CLONE_VFORK
@@ -135,7 +137,7 @@ pub fn spawn(spawn: &Spawn<'_>) -> Result<Spawned, SpawnError> {
     let pid = unsafe {
         libc::clone(
             child,
-            stack.as_mut_ptr_range().end.cast(),
+            top.cast(),
             flags,
             (&raw mut shared).cast(),
             &raw mut pidfd,
