@@ -40,6 +40,8 @@ pub(crate) fn base_environment(
         ("LANG", "C.UTF-8"),
         ("TMPDIR", "/tmp"),
         ("TERM", "dumb"),
+        // A git with another prefix than /usr looks for the cell's gitconfig elsewhere.
+        ("GIT_CONFIG_SYSTEM", "/etc/gitconfig"),
     ];
     let fixed = fixed.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let allowed = policy.allow.iter().filter_map(|name| Some((name.clone(), own(name)?)));
@@ -68,6 +70,7 @@ mod tests {
             environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let expected = [
             "BOTH=set",
+            "GIT_CONFIG_SYSTEM=/etc/gitconfig",
             "HOME=/home/agent",
             "KEPT=own KEPT",
             "LANG=C.UTF-8",

@@ -367,7 +367,7 @@ both! {
         let names: Vec<String> =
             run.stdout().lines().filter_map(|line| Some(line.split_once('=')?.0.to_owned())).collect();
         let known = [
-            "HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ", "USER",
+            "GIT_CONFIG_SYSTEM", "HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ", "USER",
         ];
         for name in &names {
             assert!(known.contains(&name.as_str()), "{name} is in the environment: {names:?}");

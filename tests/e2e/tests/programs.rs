@@ -181,7 +181,7 @@ both! {
         works(
             &daemon,
             "diff <(echo a) <(echo a) && echo same; cat <(echo x) | tee >(cat >/dev/null); \
-             mkfifo p; (echo through > p &); cat p; coproc C { tr a-z A-Z; }; echo up >&${C[1]}; \
+             mkfifo p; (echo through > p &); cat p; coproc C { while read -r y; do echo ${y^^}; done; }; echo up >&${C[1]}; \
              read -r x <&${C[0]}; echo $x; echo $((1 << 40)); printf '%s\\n' /dev/fd/0; \
              echo here <<< string; cat <<< string",
             "same\nx\nthrough\nUP\n1099511627776\n/dev/fd/0\nhere\nstring\n",
