@@ -59,7 +59,7 @@ pub(crate) struct ServeArgs {
     /// State directory; by default one per workspace below $XDG_STATE_HOME/cofferdam.
     #[arg(long, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
-    /// End after this time without a client or a process of a call, for example 60s.
+    /// End after this time without a client or a process of a call, for example 60s; at least 1s.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) idle_exit: Option<Duration>,
     /// How long running calls may go on once the daemon was asked to stop.

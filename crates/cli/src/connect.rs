@@ -18,7 +18,7 @@ use crate::text;
 /// time a daemon is waited for or started, so more tries mean that daemons end as they start.
 const TRIES_MAX: u32 = 5;
 
-/// Longest pause before a daemon that said "later" is asked again.
+/// Longest wait for the end of a daemon that is ending, before the next one is looked for.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Why no call could be made.
@@ -98,7 +98,7 @@ impl Target {
             let address = join::join_or_start(wanted)?;
             let result = async {
                 let client = GrpcClient::connect(&address).await?;
-                check_policy(&client, wanted).await?;
+                meet(&client, wanted).await?;
                 let answer = first_call(client.clone()).await?;
                 Ok((client, answer))
             };
@@ -106,8 +106,7 @@ impl Target {
                 Err(ConnectError::Client(error))
                     if tries < TRIES_MAX && not_carried_out(&error) =>
                 {
-                    let after = error.refusal().and_then(|refusal| refusal.retry_after);
-                    tokio::time::sleep(after.unwrap_or_default().min(PAUSE_MAX)).await;
+                    join::wait_for_end(&wanted.state, PAUSE_MAX)?;
                     tries += 1;
                 }
                 result => return result,
@@ -121,13 +120,16 @@ fn not_carried_out(error: &ClientError) -> bool {
     error.is_unavailable() || matches!(error, ClientError::Transport { .. })
 }
 
-/// A policy that was asked for must be the one in force.
-async fn check_policy(client: &GrpcClient, wanted: &Wanted) -> Result<(), ConnectError> {
+/// Makes sure that a daemon serves this connection, by a call that changes nothing: one that was
+/// only queued at the socket of a daemon which then ended would leave the next call's outcome open.
+/// A daemon with a client does not end for idleness. And a policy that was asked for must be the one
+/// in force.
+async fn meet(client: &GrpcClient, wanted: &Wanted) -> Result<(), ConnectError> {
+    let running = client.get_capabilities().await?.enforcement.policy_digest;
     if wanted.policy.is_none() {
         return Ok(());
     }
     let asked = prepare::policy(wanted.policy.as_deref())?.digest();
-    let running = client.get_capabilities().await?.enforcement.policy_digest;
     if running == asked {
         return Ok(());
     }

@@ -87,6 +87,14 @@ pub(crate) fn join_or_start(wanted: &Wanted) -> Result<UnixAddress, JoinError> {
     }
 }
 
+/// Waits until no daemon holds the state, at most `limit`.
+pub(crate) fn wait_for_end(state: &StateDir, limit: Duration) -> Result<(), JoinError> {
+    let path = state.lock_file();
+    let file = lock::open(&path).map_err(failed("open", &path))?;
+    // Whether it has ended shows at the next try.
+    lock::wait(file, limit).map(drop).map_err(failed("lock", &path))
+}
+
 /// The published address, when somebody listens there.
 fn running(state: &StateDir) -> Result<Option<UnixAddress>, JoinError> {
     Ok(state.read_address()?.filter(|address| UnixStream::connect(address.path()).is_ok()))

@@ -34,6 +34,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait of a detached daemon for the one before it, which is ending: a generous drain.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
+/// Shortest idle time: whoever started the daemon must have time to connect, on a busy machine too.
+const IDLE_EXIT_MIN: Duration = Duration::from_secs(1);
+
 /// A log of a detached daemon above this size is emptied at its start.
 const LOG_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
@@ -117,7 +120,7 @@ fn serve_for(args: &ServeArgs, parent: &mut Option<Parent>) -> Result<ExitCode, 
     let daemon = Daemon::new(Config {
         plan,
         state: state.path().to_owned(),
-        idle_exit: args.idle_exit,
+        idle_exit: args.idle_exit.map(|time| time.max(IDLE_EXIT_MIN)),
         drain_grace: args.drain_grace,
         version: env!("CARGO_PKG_VERSION"),
     })?;
