@@ -7,7 +7,7 @@ use anyhow::ensure;
 use crate::metadata::Metadata;
 
 /// Each crate, and which others of ours it may use.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("cofferdam-spec", &[]),
     ("cofferdam-sys", &[]),
     ("cofferdam-proto", &["cofferdam-spec"]),
@@ -36,6 +36,8 @@ const EDGES: [(&str, &[&str]); 13] = [
     ("cofferdam-probes", &[]),
     ("cofferdam-e2e", &["cofferdam-probes", "cofferdam-proto"]),
     ("cofferdam-cases", &["cofferdam-e2e", "cofferdam-proto"]),
+    // A cell without a daemon: the isolating library runs alone.
+    ("cofferdam-standalone", &["cofferdam-cell", "cofferdam-sandbox", "cofferdam-spec"]),
 ];
 
 /// A crate, and packages that must not be anywhere below it.

@@ -12,7 +12,7 @@ pub(crate) struct Stages {
 }
 
 impl Stages {
-    /// Runs a stage. Its failure ends the run.
+    /// Runs a stage.
     pub(crate) fn run<T>(
         &mut self,
         name: &str,
@@ -22,9 +22,6 @@ impl Stages {
         let before = Instant::now();
         let result = stage().with_context(|| format!("stage {name:?} failed"));
         self.done.push((name.to_owned(), before.elapsed()));
-        if result.is_err() {
-            self.print();
-        }
         result
     }
 
