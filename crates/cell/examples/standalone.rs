@@ -4,6 +4,8 @@
 //! cargo run --release -p cofferdam-cell --example standalone -- DIRECTORY 'COMMAND' ['COMMAND' …]
 //! ```
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;

@@ -14,6 +14,9 @@
 //! **Invariant.** Every child of init is a keeper, a shim, or the remains of a shim that was
 //! killed. The last kind is killed until nothing is left.
 
+mod children;
+mod shims;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,78 +24,26 @@ use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
 use cofferdam_sandbox::InitSide;
-use cofferdam_sys::{Kinship, SHARED_CELLS, fork, send_signal, shared_cells};
+use cofferdam_sys::{SHARED_CELLS, send_signal, shared_cells};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, kill_process};
 
-use crate::call::{Call, Phase};
+use crate::call::Call;
 use crate::channel::{Channel, Received};
-use crate::keeper;
-use crate::notes::{Notes, SLOTS, Slot};
+use crate::notes::{SLOTS, Slot};
 use crate::protocol::{CallId, Event, Exec, KillCause, Request, Status, Target};
 use crate::stdio::Streams;
-use crate::supervision::{ForkShim, Report, Run, ShimId, What};
+use crate::supervision::{Report, ShimId, What};
 use crate::tree::{Process, Table, signal};
 
-/// Shims that wait in each session, so that a call does not wait for a fork.
-const IDLE_SHIMS_MIN: usize = 2;
-/// Idle shims of a session above which some are let go.
-const IDLE_SHIMS_KEPT: usize = 4;
+use shims::{IDLE_SESSIONS_MAX, IDLE_SHIMS_KEPT, Session, Shim, UNNAMED};
+
 /// How often surplus shims are let go.
 const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a tree that is being killed is killed again.
 const KILL_INTERVAL: Duration = Duration::from_millis(4);
-/// How often a call is given to another shim because the one that had it died before it looked.
-const HAND_OVERS_MAX: u32 = 8;
-/// Keepers of a session that may die in a row while a call waits; a command that kills them as
-/// fast as they come must not keep init busy for ever.
-const KEEPER_DEATHS_MAX: u32 = 16;
-/// Sessions whose keeper stays without a call; above it the longest unused goes.
-const IDLE_SESSIONS_MAX: usize = 16;
-
-/// A session: its keeper and its idle shims.
-#[derive(Debug, Default)]
-struct Session {
-    keeper: Option<Keeper>,
-    idle: Vec<ShimId>,
-    /// Shims that the keeper has been asked for.
-    expected: HashSet<ShimId>,
-    /// Calls that wait for a shim.
-    waiting: VecDeque<CallId>,
-    /// Keepers that died in a row without having forked a shim.
-    keeper_deaths: u32,
-    last_used: u64,
-}
-
-#[derive(Debug)]
-struct Keeper {
-    pid: i32,
-    channel: Channel<ForkShim, ()>,
-    stopped_before: bool,
-}
-
-/// A shim.
-#[derive(Debug)]
-struct Shim {
-    session: String,
-    notes: Notes,
-    slot: Slot,
-    pid: Option<i32>,
-    channel: Channel<Run, ()>,
-    /// A second holder of the shim's end: what a killed shim has not read is read from here.
-    unread: Channel<(), Run>,
-    call: Option<CallId>,
-    stopped_before: bool,
-}
-
-/// Name of the session whose keeper and shims are made before the first call; no caller can use
-/// it, for a session's name is printable.
-const UNNAMED: &str = "\0";
-
 struct Init {
     control: Channel<Event, Request>,
     outbox: VecDeque<(Event, Vec<OwnedFd>)>,
@@ -198,8 +149,6 @@ impl Init {
         }
     }
 
-    // ---- Requests of the daemon ----
-
     /// False at the end of the channel.
     fn read_requests(&mut self) -> io::Result<bool> {
         loop {
@@ -239,144 +188,6 @@ impl Init {
         self.calls.insert(call, Call::new(exec, streams, Instant::now()));
         self.session(&session).waiting.push_back(call);
         self.dispatch(&session);
-    }
-
-    /// Gives the first session the keeper and the shims that were made ahead.
-    fn adopt(&mut self, name: &str) {
-        if self.sessions.contains_key(name) {
-            return;
-        }
-        let Some(unnamed) = self.sessions.remove(UNNAMED) else { return };
-        for shim in self.shims.values_mut() {
-            shim.session = name.to_owned();
-        }
-        self.sessions.insert(name.to_owned(), unnamed);
-    }
-
-    fn session(&mut self, name: &str) -> &mut Session {
-        self.uses += 1;
-        let uses = self.uses;
-        let session = self.sessions.entry(name.to_owned()).or_default();
-        session.last_used = uses;
-        session
-    }
-
-    /// Pairs waiting calls with idle shims, then sees that shims are coming for the rest.
-    fn dispatch(&mut self, name: &str) {
-        while let Some(session) = self.sessions.get_mut(name) {
-            let Some(call) = session.waiting.front().copied() else { break };
-            let Some(shim) = session.idle.pop() else { break };
-            session.waiting.pop_front();
-            self.hand(call, shim);
-        }
-        self.replenish(name);
-    }
-
-    fn hand(&mut self, id: CallId, shim_id: ShimId) {
-        let (Some(call), Some(shim)) = (self.calls.get_mut(&id), self.shims.get_mut(&shim_id))
-        else {
-            return;
-        };
-        let run = call.run();
-        let streams = call.streams.program_ends();
-        shim.call = Some(id);
-        shim.notes.clear();
-        // A shim that is gone leaves the message unread; `shim_died` finds it.
-        let sent = shim.channel.send(&run, &streams);
-        call.phase = Phase::Handed { shim: shim_id };
-        if let Err(error) = sent {
-            let errno = error.raw_os_error().unwrap_or(libc::EMSGSIZE);
-            shim.call = None;
-            let session = shim.session.clone();
-            self.fail(id, "supervisor", errno);
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.idle.push(shim_id);
-            }
-        }
-    }
-
-    /// Asks the session's keeper for shims until enough idle ones exist or are coming.
-    fn replenish(&mut self, name: &str) {
-        let session = self.session(name);
-        let wanted = session.waiting.len() + IDLE_SHIMS_MIN;
-        let missing = wanted.saturating_sub(session.idle.len() + session.expected.len());
-        for _ in 0..missing {
-            if let Err(error) = self.request_shim(name) {
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                let session = self.session(name);
-                // With a shim on its way the waiting calls will get it.
-                if session.expected.is_empty() {
-                    for call in std::mem::take(&mut session.waiting) {
-                        self.fail(call, "supervisor", errno);
-                    }
-                }
-                return;
-            }
-        }
-    }
-
-    fn request_shim(&mut self, name: &str) -> io::Result<()> {
-        if self.session(name).keeper.is_none() {
-            let keeper = self.fork_keeper()?;
-            self.session(name).keeper = Some(keeper);
-        }
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let slot = *self.free_slots.last().ok_or(rustix::io::Errno::AGAIN)?;
-        let id = self.next_shim;
-        self.next_shim += 1;
-        let session = self.session(name);
-        if let Some(keeper) = &session.keeper {
-            keeper.channel.send(&ForkShim { shim: id, slot }, &[theirs.as_fd()])?;
-        }
-        session.expected.insert(id);
-        self.free_slots.pop();
-        let shim = Shim {
-            session: name.to_owned(),
-            notes: Notes::of(self.cells, slot),
-            slot,
-            pid: None,
-            channel: Channel::new(ours),
-            unread: Channel::new(theirs),
-            call: None,
-            stopped_before: false,
-        };
-        self.shims.insert(id, shim);
-        Ok(())
-    }
-
-    fn fork_keeper(&self) -> io::Result<Keeper> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let [session, command, read_only] = &self.rulesets;
-        let cells = self.cells;
-        let keep = [
-            theirs.as_fd(),
-            self.reports_for_children.as_fd(),
-            session.as_fd(),
-            command.as_fd(),
-            read_only.as_fd(),
-        ];
-        let pid = fork(Kinship::Child, &keep, |kept| {
-            let Ok([requests, reports, session_ruleset, command_ruleset, read_only_ruleset]) =
-                <[OwnedFd; 5]>::try_from(kept)
-            else {
-                return 1;
-            };
-            keeper::run(keeper::Inheritance {
-                requests,
-                reports,
-                session_ruleset,
-                command_ruleset,
-                read_only_ruleset,
-                cells,
-            })
-        })?;
-        Ok(Keeper {
-            pid: pid.as_raw_nonzero().get(),
-            channel: Channel::new(ours),
-            stopped_before: false,
-        })
     }
 
     fn signal(&mut self, id: CallId, number: i32, target: Target) -> u32 {
@@ -429,22 +240,6 @@ impl Init {
         }
         self.forget_session(name);
     }
-
-    /// Lets keeper and idle shims go; they end at the end of their channels. Shims of calls stay
-    /// until those are over.
-    fn forget_session(&mut self, name: &str) {
-        let Some(mut session) = self.sessions.remove(name) else { return };
-        for shim in session.idle.drain(..) {
-            self.remove_shim(&shim);
-        }
-        if session.waiting.is_empty() && session.expected.is_empty() {
-            return;
-        }
-        // Calls without a shim yet still get one, and end by their kill.
-        self.sessions.insert(name.to_owned(), session);
-    }
-
-    // ---- Reports of keepers and shims ----
 
     fn read_reports(&mut self) -> io::Result<()> {
         loop {
@@ -571,151 +366,6 @@ impl Init {
         }
     }
 
-    /// The shim's call is over: it is idle again.
-    fn release(&mut self, id: ShimId) {
-        let Some(shim) = self.shims.get_mut(&id) else { return };
-        shim.stopped_before = false;
-        let name = shim.session.clone();
-        match self.sessions.get_mut(&name) {
-            Some(session) => {
-                session.idle.push(id);
-                self.dispatch(&name);
-            }
-            // Its session has ended: so does it.
-            None => drop(self.remove_shim(&id)),
-        }
-    }
-
-    // ---- Children ----
-
-    fn reap(&mut self) -> io::Result<()> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        loop {
-            match waitpid(None, Some(flags)) {
-                Ok(WaitStatus::Exited(pid, code)) => {
-                    self.child_ended(pid.as_raw(), Status::Exited(code));
-                }
-                Ok(WaitStatus::Signaled(pid, signal, core)) => {
-                    let status = Status::Signaled { signal: signal as i32, core };
-                    self.child_ended(pid.as_raw(), status);
-                }
-                Ok(WaitStatus::Stopped(pid, _)) => self.child_stopped(pid.as_raw()),
-                Ok(WaitStatus::StillAlive) | Err(nix::errno::Errno::ECHILD) => return Ok(()),
-                Ok(_) | Err(nix::errno::Errno::EINTR) => continue,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-
-    fn child_ended(&mut self, pid: i32, status: Status) {
-        // What it said last may have come in after the reports were read.
-        if self.read_reports().is_err() {
-            return;
-        }
-        let keeper_of = |(_, session): &(&String, &Session)| {
-            session.keeper.as_ref().is_some_and(|keeper| keeper.pid == pid)
-        };
-        if let Some(name) = self.sessions.iter().find(keeper_of).map(|(name, _)| name.clone()) {
-            return self.keeper_died(&name);
-        }
-        if let Some(id) = self.shim_with(pid) {
-            return self.shim_died(id);
-        }
-        // The remains of a shim: perhaps its leader.
-        self.strays_may_exist = true;
-        if self.shims.values().any(|shim| shim.pid.is_none()) {
-            self.ended_unreported.insert(pid);
-        }
-        for call in self.calls.values_mut() {
-            let notes = call.shim().and_then(|shim| self.shims.get(&shim)).map(|shim| shim.notes);
-            let noted = notes.and_then(Notes::pid).or(call.orphan_pid);
-            let leader = call.leader.as_ref().map(|leader| leader.pid);
-            if leader == Some(pid) || (leader.is_none() && noted == Some(pid)) {
-                call.orphan_status.get_or_insert(status);
-            }
-        }
-    }
-
-    fn remove_shim(&mut self, id: &ShimId) -> Option<Shim> {
-        let shim = self.shims.remove(id)?;
-        self.free_slots.push(shim.slot);
-        Some(shim)
-    }
-
-    fn shim_with(&self, pid: i32) -> Option<ShimId> {
-        self.shims.iter().find(|(_, shim)| shim.pid == Some(pid)).map(|(id, _)| *id)
-    }
-
-    /// Shims that it was asked for and has not forked will not come; others live on.
-    fn keeper_died(&mut self, name: &str) {
-        let session = self.session(name);
-        session.keeper = None;
-        let lost: Vec<ShimId> = session.expected.drain().collect();
-        for shim in lost {
-            self.remove_shim(&shim);
-        }
-        // One that it forked and could not report is now an unknown child.
-        self.strays_may_exist = true;
-        let session = self.session(name);
-        session.keeper_deaths += 1;
-        if session.waiting.is_empty() {
-            return;
-        }
-        if session.keeper_deaths <= KEEPER_DEATHS_MAX {
-            return self.dispatch(name);
-        }
-        for call in std::mem::take(&mut session.waiting) {
-            self.fail(call, "supervisor", libc::ECHILD);
-        }
-    }
-
-    fn shim_died(&mut self, id: ShimId) {
-        let Some(shim) = self.remove_shim(&id) else { return };
-        self.strays_may_exist = true;
-        if let Some(session) = self.sessions.get_mut(&shim.session) {
-            session.idle.retain(|idle| *idle != id);
-            session.expected.remove(&id);
-        }
-        let Some(call_id) = shim.call else { return };
-        let Some(call) = self.calls.get_mut(&call_id) else { return };
-        let handed = matches!(call.phase, Phase::Handed { .. });
-        if handed && call.hand_overs < HAND_OVERS_MAX && was_not_read(&shim.unread) {
-            // It never saw the call: nothing has run, so another shim can have it.
-            call.hand_overs += 1;
-            call.phase = Phase::Waiting;
-            let name = shim.session.clone();
-            self.session(&name).waiting.push_front(call_id);
-            return self.dispatch(&name);
-        }
-        call.phase = Phase::Orphaned;
-        call.orphan_pid = shim.notes.pid();
-        if let Some(status) = shim.notes.status() {
-            call.orphan_status.get_or_insert(status);
-        }
-        call.start_kill(Instant::now(), Duration::ZERO, KillCause::Supervision);
-    }
-
-    /// A stopped supervisor is continued once; the second time it goes, with what is below it.
-    fn child_stopped(&mut self, pid: i32) {
-        let Some(process) = Pid::from_raw(pid) else { return };
-        let keeper = self
-            .sessions
-            .values_mut()
-            .find_map(|session| session.keeper.as_mut().filter(|keeper| keeper.pid == pid));
-        let first = match keeper {
-            Some(keeper) => !std::mem::replace(&mut keeper.stopped_before, true),
-            None => match self.shim_with(pid).and_then(|id| self.shims.get_mut(&id)) {
-                Some(shim) => !std::mem::replace(&mut shim.stopped_before, true),
-                None => return self.strays_may_exist = true,
-            },
-        };
-        let signal = if first { Signal::CONT } else { Signal::KILL };
-        // It fails when the process has ended meanwhile, which `reap` will hear.
-        let _sent = kill_process(process, signal);
-    }
-
-    // ---- Time ----
-
     fn timeout(&self) -> Option<rustix::time::Timespec> {
         let now = Instant::now();
         let calls = self.calls.values().filter_map(|call| call.next_event(now, KILL_INTERVAL));
@@ -764,80 +414,6 @@ impl Init {
         Ok(())
     }
 
-    /// Kills what fell to init. When nothing is left, the calls of dead shims are over.
-    fn kill_strays(&mut self) -> io::Result<()> {
-        self.reap()?;
-        // A shim that its keeper has forked and not yet reported looks like a stray. Its report is
-        // microseconds away, unless the keeper is stopped; then it is continued or ends.
-        if self.shims.values().any(|shim| shim.pid.is_none()) {
-            return Ok(());
-        }
-        let keepers = self.sessions.values().filter_map(|session| session.keeper.as_ref());
-        let known: HashSet<i32> = keepers
-            .map(|keeper| keeper.pid)
-            .chain(self.shims.values().filter_map(|shim| shim.pid))
-            .collect();
-        match Table::read()?.strays(1, &known) {
-            None => {
-                self.strays_may_exist = false;
-                self.finish_orphaned();
-            }
-            Some(strays) => {
-                for process in &strays {
-                    signal(process, libc::SIGKILL);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn finish_orphaned(&mut self) {
-        let orphaned = |(_, call): &(&CallId, &Call)| matches!(call.phase, Phase::Orphaned);
-        let over: Vec<CallId> = self.calls.iter().filter(orphaned).map(|(id, _)| *id).collect();
-        for id in over {
-            let Some(mut call) = self.calls.remove(&id) else { continue };
-            if call.exited.is_some() {
-                self.emit(Event::TreeGone { call: id }, Vec::new());
-                continue;
-            }
-            if let Some(ends) = call.unsent_ends() {
-                // Its shim died before it could report it. Without an id nobody knows whether it
-                // ran, and it is lost.
-                let pid = call.orphan_pid.unwrap_or(0) as u32;
-                self.emit(Event::Started { call: id, pid }, ends);
-            }
-            let status = call.orphan_status.unwrap_or(Status::Lost);
-            let killed = call.exit(status);
-            self.emit(Event::Exited { call: id, status, killed, background: 0 }, Vec::new());
-        }
-    }
-
-    fn retire(&mut self) {
-        let mut surplus_shims = Vec::new();
-        for session in self.sessions.values_mut() {
-            let surplus = session.idle.len().saturating_sub(IDLE_SHIMS_KEPT);
-            surplus_shims.extend(session.idle.drain(..surplus.div_ceil(2)));
-        }
-        for shim in surplus_shims {
-            self.remove_shim(&shim);
-        }
-        while self.sessions.len() > IDLE_SESSIONS_MAX {
-            let busy: HashSet<&str> = self.calls.values().map(Call::session).collect();
-            let unused = self.sessions.iter().filter(|(name, _)| !busy.contains(name.as_str()));
-            let Some((name, _)) = unused.min_by_key(|(_, session)| session.last_used) else {
-                return;
-            };
-            let name = name.clone();
-            let before = self.sessions.len();
-            self.forget_session(&name);
-            if self.sessions.len() == before {
-                return;
-            }
-        }
-    }
-
-    // ---- Events ----
-
     fn emit(&mut self, event: Event, descriptors: Vec<OwnedFd>) {
         self.outbox.push_back((event, descriptors));
     }
@@ -861,10 +437,4 @@ impl Init {
         }
         Ok(())
     }
-}
-
-/// Whether a dead shim's last message is still in its socket.
-fn was_not_read(unread: &Channel<(), Run>) -> bool {
-    rustix::io::ioctl_fionbio(unread.as_fd(), true).is_ok()
-        && matches!(unread.receive(), Ok(Some(_)))
 }
