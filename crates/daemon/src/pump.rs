@@ -30,6 +30,10 @@ const READ_BYTES: usize = 64 * 1024;
 /// Reads of one stream before other tasks get their turn.
 const READS_PER_TURN: usize = 8;
 
+/// Reads that empty the largest pipe that a program can ask for (`fs.pipe-max-size`, 1 MiB), and
+/// one that finds it empty.
+const SWEEP_READS_MAX: usize = 17;
+
 /// One descriptor of the process; a terminal's is source and sink at once.
 type Descriptor = Arc<AsyncFd<Arc<OwnedFd>>>;
 
@@ -133,8 +137,9 @@ impl Pump {
         loop {
             match self.ending.next(Instant::now()) {
                 Next::Wait(until) => self.step(until).await,
-                Next::Report { detached } => {
-                    self.report(detached);
+                Next::Report { .. } => {
+                    self.sweep();
+                    self.report(self.ending.open > 0);
                     return self;
                 }
                 Next::Done => return self,
@@ -147,7 +152,18 @@ impl Pump {
         while let Next::Wait(until) = self.ending.next(Instant::now()) {
             self.step(until).await;
         }
+        self.sweep();
         self
+    }
+
+    /// Takes what lies in the pipes already. A deadline ends the waiting for output, not the
+    /// reading of it: on a loaded machine this task may run for the first time after its deadline.
+    fn sweep(&mut self) {
+        let total = self.streams.sweep(&self.process);
+        self.ending.open = self.streams.open();
+        if let Some(total) = total {
+            self.observe_output(total);
+        }
     }
 
     async fn step(&mut self, until: Option<Instant>) {
@@ -247,6 +263,27 @@ impl Streams {
         if total.is_some() || ended { Poll::Ready(total) } else { Poll::Pending }
     }
 
+    /// Reads each source until it is empty, at most as much as a pipe can hold.
+    fn sweep(&mut self, process: &Process) -> Option<u64> {
+        let mut total = None;
+        for (index, slot) in self.sources.iter_mut().enumerate() {
+            let Some(source) = slot else { continue };
+            let mut buffer = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+            for _ in 0..SWEEP_READS_MAX {
+                match rustix::io::read(source.get_ref(), &mut buffer[..]) {
+                    Ok((bytes @ [_, ..], _)) => total = Some(process.append(index, bytes)),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    Ok(([], _)) | Err(_) => {
+                        *slot = None;
+                        break;
+                    }
+                }
+            }
+        }
+        total
+    }
+
     fn poll_sink(&mut self, process: &Process, context: &mut Context<'_>) {
         while let Some(sink) = &self.sink {
             let bytes = match process.stdin.next() {
@@ -317,5 +354,58 @@ pub(crate) async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use cofferdam_cell::protocol::Status;
+    use cofferdam_spec::{SessionId, Tag};
+
+    use super::*;
+    use crate::process::{About, LeaderEnd};
+    use crate::stdin::{Kind, Stdin};
+
+    /// A machine that is busy for longer than the drain must not cost output.
+    #[tokio::test]
+    async fn a_pump_that_runs_late_still_takes_what_the_program_wrote() {
+        let directory = tempfile::tempdir().unwrap();
+        let about = About {
+            id: "p".to_owned(),
+            call: 1,
+            session: SessionId::default(),
+            tag: Tag::default(),
+            argv: Vec::new(),
+            pty: false,
+            limits: cofferdam_spec::Limits::default(),
+            start_time: SystemTime::now(),
+            start: Instant::now(),
+        };
+        let process = Arc::new(Process::new(
+            about,
+            Stdin::new(Kind::Null, bytes::Bytes::new(), true),
+            directory.path(),
+        ));
+        let (read, write) = std::io::pipe().unwrap();
+        let (read_error, held_open) = std::io::pipe().unwrap();
+        for end in [&read, &read_error] {
+            rustix::io::ioctl_fionbio(end, true).unwrap();
+        }
+        rustix::io::write(&write, b"whole").unwrap();
+        drop(write);
+        let descriptors = vec![OwnedFd::from(read), OwnedFd::from(read_error)];
+        let streams = Streams::new(&process, Kind::Null, descriptors).unwrap();
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(9)).unwrap();
+        process.update_tree(|tree| {
+            let status = Status::Exited(0);
+            tree.leader = Some(LeaderEnd { status, killed: None, background: 1, at: long_ago });
+        });
+        let kills = Kills::nowhere();
+        Pump::new(Arc::clone(&process), 7, streams, kills).until_reported().await;
+        assert_eq!(process.with_logs(|logs| logs[0].total()), 5);
+        assert!(process.end().unwrap().detached, "standard error is still held");
+        drop(held_open);
     }
 }

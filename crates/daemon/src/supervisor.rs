@@ -85,6 +85,12 @@ pub(crate) enum StartRefused {
 pub(crate) struct Kills(mpsc::UnboundedSender<Request>);
 
 impl Kills {
+    /// For tests of what kills nothing.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        Self(mpsc::unbounded_channel().0)
+    }
+
     /// Kills a call's tree; a call that is gone is ignored.
     pub(crate) fn kill(&self, call: CallId, grace: Duration, cause: KillCause) {
         // Without a supervisor there is no cell, and so no tree.
