@@ -27,7 +27,8 @@ fn timed_out(seconds: u64) -> Reason {
 /// Everything that a retained process wrote to standard output.
 async fn whole_stdout(daemon: &Daemon, process_id: &str) -> Vec<u8> {
     let request = v1::ConnectRequest { process_id: process_id.to_owned(), ..Default::default() };
-    let mut events = daemon.processes().connect(request).await.expect("Connect answers").into_inner();
+    let mut events =
+        daemon.processes().connect(request).await.expect("Connect answers").into_inner();
     let mut bytes = Vec::new();
     while let Some(event) = events.message().await.expect("the stream goes on") {
         match event.event {

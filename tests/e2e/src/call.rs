@@ -103,7 +103,12 @@ impl Run {
     /// Asserts exit code and standard output.
     #[track_caller]
     pub fn expect(&self, code: i32, stdout: &str) -> &Self {
-        assert_eq!((self.code(), self.stdout().as_str()), (Some(code), stdout), "{}", self.describe());
+        assert_eq!(
+            (self.code(), self.stdout().as_str()),
+            (Some(code), stdout),
+            "{}",
+            self.describe()
+        );
         self
     }
 

@@ -200,7 +200,10 @@ impl Daemon {
     }
 
     /// Execute.
-    pub async fn try_run(&self, request: v1::ExecuteRequest) -> Result<v1::ExecuteResponse, Status> {
+    pub async fn try_run(
+        &self,
+        request: v1::ExecuteRequest,
+    ) -> Result<v1::ExecuteResponse, Status> {
         self.processes().execute(request).await.map(tonic::Response::into_inner)
     }
 
@@ -234,7 +237,10 @@ impl Daemon {
     }
 
     /// Starts a process and follows it.
-    pub async fn start_stream(&self, request: v1::StartRequest) -> tonic::Streaming<v1::ProcessEvent> {
+    pub async fn start_stream(
+        &self,
+        request: v1::StartRequest,
+    ) -> tonic::Streaming<v1::ProcessEvent> {
         match self.processes().start(request).await {
             Ok(answer) => answer.into_inner(),
             Err(status) => panic!("Start failed: {status:?}\ndaemon: {}", self.log()),
@@ -249,7 +255,8 @@ impl Daemon {
     /// The cell's init, as the host sees it.
     pub fn init(&self) -> Process {
         let cell = self.cell();
-        let init = cell.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
+        let init =
+            cell.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
         init.unwrap_or_else(|| panic!("the cell has a process 1: {cell:?}")).clone()
     }
 
@@ -287,7 +294,8 @@ impl Daemon {
     pub fn put(&self, program: &Path, name: &str) -> String {
         let target = self.workspace.join(name);
         fs::copy(program, &target).expect("the program can be copied");
-        fs::set_permissions(&target, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o755))
+            .expect("its mode can be set");
         own(&target, self.owner());
         format!("/workspace/{name}")
     }
@@ -402,9 +410,9 @@ fn own(path: &Path, id: u32) {
 
 /// The program itself where everybody can execute it, or a copy of it in `root`.
 fn reachable(program: &Path, root: &Path) -> PathBuf {
-    let open = program.ancestors().all(|path| {
-        path.metadata().is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0)
-    });
+    let open = program
+        .ancestors()
+        .all(|path| path.metadata().is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0));
     if open {
         return program.to_owned();
     }

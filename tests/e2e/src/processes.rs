@@ -44,7 +44,10 @@ impl Process {
             parent: fields.get(1)?.parse().ok()?,
             start: fields.get(19)?.parse().ok()?,
             state: fields.first()?.chars().next()?,
-            command_line: String::from_utf8_lossy(&command_line).replace('\0', " ").trim().to_owned(),
+            command_line: String::from_utf8_lossy(&command_line)
+                .replace('\0', " ")
+                .trim()
+                .to_owned(),
             pid_namespace: namespace("pid"),
             mount_namespace: namespace("mnt"),
             ids: ids.split_whitespace().filter_map(|id| id.parse().ok()).collect(),

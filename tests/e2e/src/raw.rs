@@ -6,7 +6,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 /// Sends `message` to the unary method at `path` and takes the answer's bytes.
-pub async fn raw_call(channel: Channel, path: &'static str, message: Bytes) -> Result<Bytes, Status> {
+pub async fn raw_call(
+    channel: Channel,
+    path: &'static str,
+    message: Bytes,
+) -> Result<Bytes, Status> {
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = path.parse().expect("a method's path");

@@ -1,9 +1,9 @@
 //! Waiting for states, and counting what must not leak.
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use std::fs;
 
 use crate::processes::{Process, all_processes, descendants};
 
@@ -87,7 +87,8 @@ impl Footprint {
         let directory = directory.to_string_lossy();
         let own = |process: &&Process| process.command_line == "cofferdam-cell";
         let supervisors = below.iter().filter(own).count();
-        let init = below.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
+        let init =
+            below.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
         let init_descriptors =
             init.map_or(0, |init| entries(Path::new(&format!("/proc/{}/fd", init.pid))));
         Footprint {

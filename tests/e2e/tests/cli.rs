@@ -77,7 +77,8 @@ impl Place {
         all_processes()
             .into_iter()
             .filter(|process| {
-                process.command_line.starts_with(&program) && process.command_line.contains(" serve ")
+                process.command_line.starts_with(&program)
+                    && process.command_line.contains(" serve ")
             })
             .map(|process| process.pid)
             .collect()

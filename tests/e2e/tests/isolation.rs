@@ -621,6 +621,115 @@ both! {
         assert_eq!(changed, Vec::<&str>::new());
     }
 
+    async fn two_cells_share_nothing(who) {
+        let (a, b) = (Daemon::start(who).await, Daemon::start(who).await);
+        let (probe_a, probe_b) = (a.put_probe(), b.put_probe());
+        let name = format!("cofferdam-test-{}", unique());
+        let key = (0x5000_0000 + u64::from(std::process::id()) * 4 + u64::from(who == Who::Root)).to_string();
+        b.put_text(
+            "listen.py",
+            format!(
+                "import socket, time\n\
+                 u = socket.socket(socket.AF_UNIX); u.bind('\\0{name}'); u.listen()\n\
+                 t = socket.socket(); t.bind(('127.0.0.1', 0)); t.listen()\n\
+                 open('port.new', 'w').write(str(t.getsockname()[1]))\n\
+                 import os; os.rename('port.new', 'port'); time.sleep(300)\n"
+            ),
+        );
+        b.bash("python3 listen.py >/dev/null 2>&1 & until [ -e port ]; do sleep 0.02; done; echo b > /tmp/b; echo b > ~/b")
+            .await
+            .expect(0, "");
+        assert_eq!(inside(&b, &probe_b, &["shm-create", &key]).await, "ok");
+        let port = b.bash("cat port").await.stdout();
+        let address = format!("127.0.0.1:{port}");
+        let name = format!("@{name}");
+        // Another call of the same cell reaches all of it; the other cell none.
+        for (attempt, there, elsewhere) in [
+            (["connect-unix", &name], "ok", "ECONNREFUSED"),
+            (["connect-tcp", &address], "ok", "ECONNREFUSED"),
+            (["shm-get", &key], "ok", "ENOENT"),
+            (["open", "/tmp/b"], "ok", "ENOENT"),
+            (["open", "/home/agent/b"], "ok", "ENOENT"),
+        ] {
+            assert_eq!(inside(&b, &probe_b, &attempt).await, there, "{attempt:?}");
+            assert_eq!(inside(&a, &probe_a, &attempt).await, elsewhere, "{attempt:?}");
+        }
+    }
+
+    async fn every_mount_is_nosuid_and_most_are_read_only(who) {
+        let daemon = Daemon::start(who).await;
+        let mounts = daemon.bash("cut -d' ' -f5,6 /proc/self/mountinfo").await;
+        mounts.expect_code(0);
+        let stdout = mounts.stdout();
+        let mounts: BTreeMap<&str, &str> =
+            stdout.lines().filter_map(|line| line.split_once(' ')).collect();
+        for (path, options) in &mounts {
+            let has = |option: &str| options.split(',').any(|one| one == option);
+            let node = path.starts_with("/dev/") && !["/dev/pts", "/dev/shm"].contains(path);
+            assert!(has("nosuid") || node, "{path}: {options}");
+            assert!(has("nodev") || path.starts_with("/dev"), "{path}: {options}");
+            let writable = ["/workspace", "/home/agent", "/tmp", "/proc"].contains(path)
+                || path.starts_with("/dev/");
+            assert!(has("ro") || writable, "{path}: {options}");
+        }
+        for path in ["/", "/usr", "/workspace", "/home/agent", "/tmp", "/proc", "/dev/pts", "/dev/shm"] {
+            assert!(mounts.contains_key(path), "{path}: {mounts:?}");
+        }
+        // The kernel gives ns_last_pid to everybody by mode, and takes writes from nobody here.
+        let writable = "find /proc/sys /proc/sysrq-trigger /proc/irq /proc/bus -type f -writable 2>/dev/null | grep -v ns_last_pid";
+        daemon.bash(&format!("{writable}; true")).await.expect(0, "");
+        daemon.bash("echo 5 > /proc/sys/kernel/ns_last_pid").await.expect(1, "");
+    }
+
+    async fn supervisors_programs_cannot_be_written(who) {
+        let daemon = Daemon::start(who).await;
+        let probe = daemon.put_probe();
+        assert_eq!(inside(&daemon, &probe, &["write", "/proc/1/exe"]).await, "EACCES");
+        daemon.bash(&format!("{probe} write /proc/$PPID/exe; {probe} write /proc/$PPID/mem")).await
+            .expect(0, "EACCES\nEACCES\n");
+        // A directory that is only a descriptor of ours is none for a call.
+        for descriptor in [3, 5, 7, 9, 11] {
+            let mut request = bash("pwd");
+            let cwd = format!("/proc/self/fd/{descriptor}");
+            request.process.as_mut().expect("it has one").cwd = cwd;
+            let run = daemon.run(request).await;
+            let reason = run.reason();
+            let refused = matches!(reason, v1::exit::Reason::SandboxFailed(failed) if failed.step == "cwd");
+            assert!(refused, "{descriptor}: {run:?}");
+        }
+    }
+
+    async fn temporary_files_are_bounded(who) {
+        let options = Options { policy: Some("tmp_bytes = 16777216\n".into()), ..Options::default() };
+        let daemon = Daemon::start_with(who, options).await;
+        let run = daemon.bash("head -c 8000000 /dev/zero > /tmp/a && echo fits; head -c 32000000 /dev/zero > /tmp/b; echo $?").await;
+        run.expect(0, "fits\n1\n");
+        assert!(run.stderr().contains("No space left on device"), "{run:?}");
+        daemon.bash("rm /tmp/a /tmp/b; echo x > /tmp/c && cat /tmp/c").await.expect(0, "x\n");
+    }
+
+    async fn the_policys_mounts_are_shown_as_it_says(who) {
+        let shared = Decoy::make(Path::new("/var/tmp"));
+        let cell_id = if who == Who::Root { 60989 } else { 1000 };
+        std::os::unix::fs::chown(&shared.0, Some(cell_id), Some(cell_id)).expect("root can");
+        let host = shared.0.display();
+        let policy = format!(
+            "[[mounts]]\nhost = \"{host}\"\ncell = \"/data/ro\"\n\
+             [[mounts]]\nhost = \"{host}\"\ncell = \"/data/rw\"\naccess = \"read-write\"\n"
+        );
+        let options = Options { policy: Some(policy), ..Options::default() };
+        let daemon = Daemon::start_with(who, options).await;
+        let probe = daemon.put_probe();
+        for (attempt, result) in [
+            (["open", "/data/ro/secret"], "ok"),
+            (["create", "/data/ro/new"], "EROFS"),
+            (["create", "/data/rw/new"], "ok"),
+        ] {
+            assert_eq!(inside(&daemon, &probe, &attempt).await, result, "{attempt:?}");
+        }
+        assert!(shared.0.join("new").exists(), "it is on the host");
+    }
+
     async fn every_answer_names_what_is_enforced(who) {
         let daemon = Daemon::start(who).await;
         let run = daemon.bash("true").await;
@@ -666,7 +775,8 @@ fn roots_workspace_is_mapped() {
         assert_eq!((meta.uid(), meta.gid()), (0, 0));
         // A file of a third owner can be read and not be changed.
         daemon.put_text("third", "x");
-        std::os::unix::fs::chown(daemon.workspace.join("third"), Some(1234), Some(1234)).expect("root");
+        std::os::unix::fs::chown(daemon.workspace.join("third"), Some(1234), Some(1234))
+            .expect("root");
         let probe = daemon.put_probe();
         let third = inside(&daemon, &probe, &["open", "/workspace/third"]).await;
         assert_eq!(third, "ok");

@@ -5,8 +5,8 @@
 use std::time::{Duration, Instant};
 
 use cofferdam_e2e::{
-    CellTrace, Daemon, Options, all_processes, bash, both, duration, limits, soak, unique, wait_for,
-    within,
+    CellTrace, Daemon, Options, all_processes, bash, both, duration, limits, soak, unique,
+    wait_for, within,
 };
 use cofferdam_proto::v1;
 use cofferdam_proto::v1::exit::Reason;

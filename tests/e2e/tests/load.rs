@@ -17,6 +17,8 @@ both! {
         daemon.bash("true").await.expect_code(0);
         let calls = if soak() { 100_000 } else { 10_000 };
         let before = daemon.footprint();
+        let jobs = || std::fs::read_dir(daemon.state.join("jobs")).map_or(0, Iterator::count);
+        let jobs_before = jobs();
         let start = Instant::now();
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
@@ -44,6 +46,7 @@ both! {
         assert_eq!(done, calls);
         eprintln!("{calls} calls in {:?}", start.elapsed());
         daemon.expect_footprint(&before).await;
+        assert_eq!(jobs(), jobs_before, "no job file is left");
         let info = daemon.workspace_info().await;
         assert_eq!(info.calls_total, calls as u64 + 1);
         assert_eq!((info.running_processes, info.cell_generation), (0, 1));

@@ -28,8 +28,16 @@ impl<'a> Terminal<'a> {
         };
         let mut events = daemon.start_stream(start).await;
         let first = events.message().await.expect("the stream goes on").expect("a first event");
-        let Some(Event::Started(started)) = first.event else { panic!("`started` first: {first:?}") };
-        Terminal { daemon, events, process_id: started.process_id, drawn: String::new(), exit: None }
+        let Some(Event::Started(started)) = first.event else {
+            panic!("`started` first: {first:?}")
+        };
+        Terminal {
+            daemon,
+            events,
+            process_id: started.process_id,
+            drawn: String::new(),
+            exit: None,
+        }
     }
 
     /// Reads until the terminal shows `text`.

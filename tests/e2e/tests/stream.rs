@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cofferdam_e2e::{
-    Daemon, Options, bash, both, duration, error_info, limits, program, resident_bytes, soak, unique,
-    wait_for, within,
+    Daemon, Options, bash, both, duration, error_info, limits, program, resident_bytes, soak,
+    unique, wait_for, within,
 };
 use cofferdam_probes::Pattern;
 use cofferdam_proto::v1;
@@ -275,7 +275,10 @@ both! {
         // A host without memory events cannot tell who sent SIGKILL.
         let killed = daemon.bash("kill -KILL $$").await;
         match killed.reason() {
-            Reason::Signaled(end) => assert_eq!((end.number, end.core), (nix::libc::SIGKILL, false)),
+            Reason::Signaled(end) => {
+                let right = v1::Signaled { number: nix::libc::SIGKILL, core: false, maybe_oom: true };
+                assert_eq!(end, &right);
+            }
             other => panic!("{other:?}"),
         }
 
@@ -380,6 +383,26 @@ both! {
         let status = daemon.ended().await;
         assert!(status.success(), "{status}");
         assert!(!daemon.socket().exists(), "the socket is gone");
+    }
+
+    async fn a_drain_cancels_what_does_not_end(who) {
+        let options = Options {
+            arguments: vec!["--drain-grace".into(), "300ms".into()],
+            ..Options::default()
+        };
+        let mut daemon = Daemon::start_with(who, options).await;
+        let mut client = ProcessServiceClient::new(daemon.new_channel());
+        let running = bash("trap '' TERM; echo started; while :; do sleep 0.05; done");
+        let running = tokio::spawn(async move { client.execute(running).await });
+        wait_for("it runs", Duration::from_secs(5), || daemon.marked("trap").first().map(|_| ())).await;
+        let start = Instant::now();
+        daemon.signal(Signal::SIGTERM);
+        let answer = running.await.expect("no panic").expect("it is answered").into_inner();
+        let reason = answer.exit.and_then(|exit| exit.reason);
+        assert_eq!(reason, Some(Reason::Cancelled(v1::Cancelled { by: "drain".into() })));
+        assert_eq!(answer.stdout, "started\n");
+        assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
+        assert!(daemon.ended().await.success());
     }
 
     async fn standard_input_is_written_once(who) {
@@ -592,15 +615,19 @@ fn readers_are_independent() {
     cofferdam_e2e::run(async {
         let daemon = Daemon::start(cofferdam_e2e::Who::Root).await;
         let probe = daemon.put_probe();
-        let process_id =
-            daemon.start_detached(start(bash(&format!("sleep 0.2; {probe} bytes 3000000 3")))).await;
+        let process_id = daemon
+            .start_detached(start(bash(&format!("sleep 0.2; {probe} bytes 3000000 3"))))
+            .await;
         let mut readers = BTreeMap::new();
         for number in 0..8 {
             let mut client = ProcessServiceClient::new(daemon.new_channel());
             let request = connect(&process_id, 0);
-            readers.insert(number, tokio::spawn(async move {
-                Seen::all(client.connect(request).await.expect("it answers").into_inner()).await
-            }));
+            readers.insert(
+                number,
+                tokio::spawn(async move {
+                    Seen::all(client.connect(request).await.expect("it answers").into_inner()).await
+                }),
+            );
         }
         let right = Pattern::new(3).bytes(0, 3_000_000);
         for (number, reader) in readers {

@@ -36,7 +36,8 @@ impl Pattern {
 
     /// One step of SplitMix64 at `index`.
     fn word(self, index: u64) -> [u8; 8] {
-        let mut z = self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut z =
+            self.seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)).to_le_bytes()

@@ -13,7 +13,9 @@ fn text(path: &str) -> CString {
 pub(crate) fn open(path: &str, flags: i32) -> Outcome {
     let path = text(path);
     // SAFETY: the path is a live C string; the descriptor ends with the process.
-    check(unsafe { libc::open(path.as_ptr(), flags | libc::O_NONBLOCK | libc::O_NOCTTY, 0o644) }.into())?;
+    let result =
+        unsafe { libc::open(path.as_ptr(), flags | libc::O_NONBLOCK | libc::O_NOCTTY, 0o644) };
+    check(result.into())?;
     done()
 }
 
@@ -31,7 +33,8 @@ pub(crate) fn link(from: &str, to: &str) -> Outcome {
 pub(crate) fn mknod(path: &str) -> Outcome {
     let path = text(path);
     // SAFETY: the path is a live C string.
-    check(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) }.into())?;
+    let result = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) };
+    check(result.into())?;
     done()
 }
 
@@ -40,7 +43,9 @@ pub(crate) fn remount(path: &str) -> Outcome {
     let path = text(path);
     let flags = libc::MS_REMOUNT | libc::MS_BIND;
     // SAFETY: the target is a live C string; a remount reads no other pointer.
-    check(unsafe { libc::mount(ptr::null(), path.as_ptr(), ptr::null(), flags, ptr::null()) }.into())?;
+    let result =
+        unsafe { libc::mount(ptr::null(), path.as_ptr(), ptr::null(), flags, ptr::null()) };
+    check(result.into())?;
     done()
 }
 

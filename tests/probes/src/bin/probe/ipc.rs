@@ -40,7 +40,9 @@ pub(crate) fn mq_create(text: &str) -> Outcome {
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
     let name = name(text);
     // SAFETY: the name is a live C string; a null attribute means the default.
-    check(unsafe { libc::mq_open(name.as_ptr(), flags, 0o666, ptr::null_mut::<libc::mq_attr>()) }.into())?;
+    let result =
+        unsafe { libc::mq_open(name.as_ptr(), flags, 0o666, ptr::null_mut::<libc::mq_attr>()) };
+    check(result.into())?;
     done()
 }
 

@@ -35,9 +35,8 @@ pub(crate) fn connect_tcp(address: &str) -> Outcome {
 
 pub(crate) fn send_udp(address: &str, text: &str) -> Outcome {
     let address = loopback(address);
-    let own: SocketAddr = if address.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }
-        .parse()
-        .expect("a constant");
+    let own: SocketAddr =
+        if address.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }.parse().expect("a constant");
     let socket = UdpSocket::bind(own).map_err(|error| errno(&error))?;
     socket.send_to(text.as_bytes(), address).map_err(|error| errno(&error))?;
     done()

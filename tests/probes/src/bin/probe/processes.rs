@@ -21,7 +21,8 @@ pub(crate) fn kill(pid: &str, signal: &str) -> Outcome {
 pub(crate) fn limit(pid: &str) -> Outcome {
     let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `old` is a live rlimit and no new one is given.
-    check(unsafe { libc::prlimit(number(pid), libc::RLIMIT_NOFILE, ptr::null(), &mut old) }.into())?;
+    let result = unsafe { libc::prlimit(number(pid), libc::RLIMIT_NOFILE, ptr::null(), &mut old) };
+    check(result.into())?;
     done()
 }
 
