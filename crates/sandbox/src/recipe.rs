@@ -497,6 +497,9 @@ fn set_init_limits(plan: &Plan) -> io::Result<()> {
         let value = getrlimit(resource).maximum.map_or(value, |maximum| maximum.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
+    // Init holds a handful of descriptors for each call, more than a shell's soft limit allows.
+    let files = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: files, maximum: files })?;
     lower(Resource::Core, 0)?;
     lower(Resource::Nproc, u64::from(plan.policy.limits.processes) + PROCESSES_RESERVE)?;
     Ok(())

@@ -152,7 +152,9 @@ impl Init {
             .map(|keeper| keeper.pid)
             .chain(self.shims.values().filter_map(|shim| shim.pid))
             .collect();
-        match Table::read()?.strays(1, &known) {
+        // Without descriptors to spare it is tried again at the next tick.
+        let Ok(table) = Table::read() else { return Ok(()) };
+        match table.strays(1, &known) {
             None => {
                 self.strays_may_exist = false;
                 self.finish_orphaned();
