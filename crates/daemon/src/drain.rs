@@ -1,30 +1,52 @@
 //! When the daemon leaves, and how: new calls are refused, running ones end, what is left is
 //! killed. Background processes of calls that ended do not hold it up; they end with the cell.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cofferdam_cell::protocol::KillCause;
 use tokio::sync::watch;
 
 use crate::decide::{GRACE, KILL_MAX};
+use crate::listen::Connections;
 use crate::supervisor::{Handle, State};
 
-/// Waits until for so long no client was connected and no process of a call lived.
+/// How often the wait for idleness looks, as a part of it. It asks by the clock instead of being
+/// told, because to be told would wake one more task several times in every call.
+const LOOKS: u32 = 8;
+
+/// What has happened so far, as far as idleness goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Activity {
+    connections: u64,
+    calls: u64,
+    busy: bool,
+}
+
+/// Waits until for so long no client was connected and no process of a call lived; at most an
+/// eighth longer.
 pub(crate) async fn idle(
     time: Option<Duration>,
-    mut connections: watch::Receiver<usize>,
-    mut state: watch::Receiver<State>,
+    connections: watch::Receiver<Connections>,
+    state: watch::Receiver<State>,
 ) {
     let Some(time) = time else { return std::future::pending().await };
+    let look = || {
+        let Connections { open, total } = *connections.borrow();
+        let state = state.borrow();
+        Activity { connections: total, calls: state.calls, busy: open > 0 || state.trees > 0 }
+    };
+    let mut last = look();
+    let mut quiet_since = Instant::now();
     loop {
-        let open = *connections.borrow_and_update();
-        let trees = state.borrow_and_update().trees;
-        let quiet = open == 0 && trees == 0;
-        tokio::select! {
-            () = tokio::time::sleep(time), if quiet => return,
-            result = connections.changed() => if result.is_err() { return },
-            result = state.changed() => if result.is_err() { return },
+        tokio::time::sleep(time / LOOKS).await;
+        let now = look();
+        if now.busy || now != last {
+            quiet_since = Instant::now();
         }
+        if quiet_since.elapsed() >= time {
+            return;
+        }
+        last = now;
     }
 }
 

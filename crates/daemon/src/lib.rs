@@ -44,7 +44,7 @@ use tonic_health::ServingStatus;
 pub use crate::config::Config;
 use crate::explain::ExplainLayer;
 use crate::link::{Launch, Port};
-use crate::listen::{Incoming, Peers};
+use crate::listen::{Connections, Incoming, Peers};
 use crate::services::{Facts, Processes, Workspace};
 use crate::supervisor::{Handle, Supervisor};
 use crate::validate::{EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX, Rules, TRANSPORT_SLACK_BYTES};
@@ -160,7 +160,7 @@ async fn serve(
     listener: UnixListener,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let connections = watch::Sender::new(0);
+    let connections = watch::Sender::new(Connections::default());
     let idle = drain::idle(config.idle_exit, connections.subscribe(), handle.state());
     let peers = Peers {
         own: rustix::process::geteuid().as_raw(),

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use cofferdam_cell::channel::{Channel, Received};
@@ -121,6 +121,9 @@ pub(crate) enum Incoming {
 #[derive(Debug)]
 pub(crate) struct Link {
     init: AsyncFd<InitEnd>,
+    /// Watches for room in the socket to init, while requests wait for it. Always to watch would
+    /// wake the daemon each time that init has read a request, in the middle of every call.
+    room: Option<AsyncFd<OwnedFd>>,
     toolbox: AsyncFd<ToolboxEnd>,
     /// Requests that found the socket full. While there are any, the supervisor takes no command,
     /// so their number is bounded by what one command and the pending kills ask for.
@@ -133,7 +136,8 @@ impl Link {
         let ends = Arc::new(ends);
         ends.toolbox().send(&ToolboxRequest::Survey { token: SURVEY_TOKEN }, &[])?;
         Ok(Self {
-            init: register(InitEnd(Arc::clone(&ends)), Interest::READABLE | Interest::WRITABLE)?,
+            init: register(InitEnd(Arc::clone(&ends)), Interest::READABLE)?,
+            room: None,
             toolbox: register(ToolboxEnd(ends), Interest::READABLE)?,
             outbox: VecDeque::new(),
         })
@@ -141,18 +145,18 @@ impl Link {
 
     /// Sends a request, or keeps it until the socket has room.
     pub(crate) fn send(&mut self, request: Request) -> Result<(), SendError> {
-        if !self.outbox.is_empty() {
-            self.outbox.push_back(request);
-            return Ok(());
-        }
-        match self.channel().send(&request, &[]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.outbox.push_back(request);
-                Ok(())
+        if self.outbox.is_empty() {
+            match self.channel().send(&request, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let socket = self.channel().as_fd().try_clone_to_owned();
+                    let room = socket.and_then(|fd| register(fd, Interest::WRITABLE));
+                    self.room = Some(room.map_err(SendError::Refused)?);
+                }
+                sent => return sent.map_err(classify),
             }
-            Err(error) => Err(classify(error)),
-            Ok(()) => Ok(()),
         }
+        self.outbox.push_back(request);
+        Ok(())
     }
 
     /// Whether requests wait for room.
@@ -189,30 +193,50 @@ impl Link {
                         Ok(Err(error)) => return Incoming::Lost(error),
                     },
                 },
-                ready = self.init.writable(), if !self.outbox.is_empty() => {
-                    let Ok(mut guard) = ready else { continue };
-                    while let Some(request) = self.outbox.front() {
-                        let sent = guard.try_io(|end| end.get_ref().0.init().send(request, &[]));
-                        let Ok(sent) = sent else { break };
-                        let request = self.outbox.pop_front();
-                        match (sent.map_err(classify), request) {
-                            (Err(SendError::Lost(error)), _) => return Incoming::Lost(error),
-                            (Err(SendError::Refused(error)), Some(request)) => {
-                                return Incoming::Refused(request, error);
-                            }
-                            _ => {}
-                        }
-                    }
-                    if self.outbox.is_empty() {
-                        return Incoming::Unclogged;
+                () = room(&self.room), if !self.outbox.is_empty() => {
+                    if let Some(incoming) = self.flush() {
+                        return incoming;
                     }
                 }
             }
         }
     }
 
+    /// Sends what waits, until the socket is full again.
+    fn flush(&mut self) -> Option<Incoming> {
+        while let Some(request) = self.outbox.pop_front() {
+            match self.channel().send(&request, &[]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.outbox.push_front(request);
+                    return None;
+                }
+                Err(error) => {
+                    return Some(match classify(error) {
+                        SendError::Lost(error) => Incoming::Lost(error),
+                        SendError::Refused(error) => Incoming::Refused(request, error),
+                    });
+                }
+            }
+        }
+        self.room = None;
+        Some(Incoming::Unclogged)
+    }
+
     fn channel(&self) -> &Channel<Request, Event> {
         self.init.get_ref().0.init()
+    }
+}
+
+/// Waits for a sign that the socket may have room.
+async fn room(room: &Option<AsyncFd<OwnedFd>>) {
+    match room {
+        Some(socket) => {
+            if let Ok(mut guard) = socket.writable().await {
+                guard.clear_ready();
+            }
+        }
+        None => std::future::pending().await,
     }
 }
 
@@ -227,4 +251,65 @@ fn classify(error: io::Error) -> SendError {
 
 fn end_of_file(who: &str) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("the cell's {who} closed its channel"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cofferdam_cell::protocol::KillCause;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    fn kill(call: u64) -> Request {
+        Request::Kill { call, grace: Duration::ZERO, cause: KillCause::Client }
+    }
+
+    #[tokio::test]
+    async fn requests_that_find_the_socket_full_wait_and_arrive_in_order() {
+        let (init, init_end) = pair();
+        let (toolbox, _toolbox_end) = pair();
+        let ends = Ends::Pair { init: Channel::new(init), toolbox: Channel::new(toolbox) };
+        let mut link = Link::new(ends).unwrap();
+        let mut sent = 0;
+        while !link.is_clogged() {
+            link.send(kill(sent)).unwrap();
+            sent += 1;
+        }
+        for _ in 0..10 {
+            link.send(kill(sent)).unwrap();
+            sent += 1;
+        }
+        let init = Channel::<Event, Request>::new(init_end);
+        let mut arrived = Vec::new();
+        while (arrived.len() as u64) < sent {
+            while let Ok(Some(received)) = init.receive() {
+                arrived.push(received.message);
+            }
+            if link.is_clogged() {
+                let next = tokio::time::timeout(Duration::from_secs(5), link.next());
+                assert!(matches!(next.await, Ok(Incoming::Unclogged)));
+            }
+        }
+        assert_eq!(arrived, (0..sent).map(kill).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn the_end_of_either_channel_is_the_end_of_the_cell() {
+        for lost in 0..2 {
+            let (init, init_end) = pair();
+            let (toolbox, toolbox_end) = pair();
+            let ends = Ends::Pair { init: Channel::new(init), toolbox: Channel::new(toolbox) };
+            let mut link = Link::new(ends).unwrap();
+            let mut peers = vec![init_end, toolbox_end];
+            drop(peers.remove(lost));
+            assert!(matches!(link.next().await, Incoming::Lost(_)), "{lost}");
+        }
+    }
 }

@@ -34,22 +34,35 @@ impl Peers {
     }
 }
 
+/// How many connections there are.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Connections {
+    /// Now.
+    pub(crate) open: usize,
+    /// Since the start.
+    pub(crate) total: u64,
+}
+
 /// The connections of a listener, already checked.
 pub(crate) struct Incoming {
     listener: UnixListener,
     peers: Peers,
-    count: watch::Sender<usize>,
+    count: watch::Sender<Connections>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl Incoming {
     /// Takes connections from `listener`; `count` follows how many are open.
-    pub(crate) fn new(listener: UnixListener, peers: Peers, count: watch::Sender<usize>) -> Self {
+    pub(crate) fn new(
+        listener: UnixListener,
+        peers: Peers,
+        count: watch::Sender<Connections>,
+    ) -> Self {
         Self { listener, peers, count, pause: None }
     }
 
     fn check(&self, stream: &UnixStream) -> bool {
-        let open = *self.count.borrow();
+        let open = self.count.borrow().open;
         match stream.peer_cred() {
             Err(error) => tracing::warn!(%error, "a peer without credentials was turned away"),
             Ok(peer) if !self.peers.admit(peer.uid()) => {
@@ -94,19 +107,22 @@ impl Stream for Incoming {
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,
-    count: watch::Sender<usize>,
+    count: watch::Sender<Connections>,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, count: watch::Sender<usize>) -> Self {
-        count.send_modify(|open| *open += 1);
+    fn new(stream: UnixStream, count: watch::Sender<Connections>) -> Self {
+        count.send_modify(|count| {
+            count.open += 1;
+            count.total += 1;
+        });
         Self { stream, count }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.count.send_modify(|open| *open = open.saturating_sub(1));
+        self.count.send_modify(|count| count.open = count.open.saturating_sub(1));
     }
 }
 

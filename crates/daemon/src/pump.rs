@@ -194,6 +194,9 @@ impl Pump {
             self.ending.killed = leader.killed.is_some();
             self.streams.sink = None;
             self.process.stdin.end(StdinClosed::Ended);
+            // In most calls this finds the end of every stream, and the end is reported without
+            // waiting for the runtime to hear of it.
+            self.sweep();
         }
     }
 
