@@ -117,6 +117,7 @@ fn serve_for(args: &ServeArgs, parent: &mut Option<Parent>) -> Result<ExitCode, 
     };
     let _lock = lock_state(&state, &workspace, args.detached)?;
     let plan = Plan::prepare(&workspace, &state.home(), image, policy)?;
+    raise_descriptor_limit()?;
     let daemon = Daemon::new(Config {
         plan,
         state: state.path().to_owned(),
@@ -151,6 +152,16 @@ fn serve_for(args: &ServeArgs, parent: &mut Option<Parent>) -> Result<ExitCode, 
     state.withdraw()?;
     remove_socket(&address);
     result.map(|()| ExitCode::SUCCESS)
+}
+
+/// Takes the hard limit of open descriptors: a call holds up to four and a connection one, so the
+/// usual soft limit of 1,024 would be reached long before the daemon's own limits. Programs of the
+/// cell get the policy's limit.
+fn raise_descriptor_limit() -> Result<(), Failure> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .map_err(|errno| Failure::from(std::io::Error::from(errno)))
 }
 
 /// Asks the daemon as any client would, and says that it serves once it has answered.
