@@ -30,7 +30,11 @@ const EDGES: [(&str, &[&str]); 14] = [
             "cofferdam-spec",
         ],
     ),
-    ("xtask", &["cofferdam-client", "cofferdam-client-grpc"]),
+    // The benchmark gives bubblewrap the same image and the same filter.
+    (
+        "xtask",
+        &["cofferdam-client", "cofferdam-client-grpc", "cofferdam-sandbox", "cofferdam-spec"],
+    ),
     // What drives the real binaries speaks the wire itself, so that a bug of our client cannot
     // hide one of the daemon.
     ("cofferdam-probes", &[]),

@@ -283,15 +283,20 @@ impl Filter {
         &self.program
     }
 
-    /// SHA-256 of the program as the kernel reads it on this machine.
+    /// The program as the kernel reads it, an array of `struct sock_filter`: what other launchers
+    /// take as a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let bytes = |instruction: &Instruction| {
+            let Instruction { code, jump_true, jump_false, operand } = *instruction;
+            let ([a, b], [c, d, e, f]) = (code.to_ne_bytes(), operand.to_ne_bytes());
+            [a, b, jump_true, jump_false, c, d, e, f]
+        };
+        self.program.iter().flat_map(bytes).collect()
+    }
+
+    /// SHA-256 of [`Filter::to_bytes`].
     pub fn digest(&self) -> [u8; 32] {
-        let mut hash = Sha256::new();
-        for instruction in &self.program {
-            hash.update(instruction.code.to_le_bytes());
-            hash.update([instruction.jump_true, instruction.jump_false]);
-            hash.update(instruction.operand.to_le_bytes());
-        }
-        hash.finalize().into()
+        Sha256::digest(self.to_bytes()).into()
     }
 }
 

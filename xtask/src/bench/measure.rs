@@ -8,6 +8,8 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use cofferdam_client::{Client as _, ExecuteRequest};
 use cofferdam_client_grpc::GrpcClient;
+use cofferdam_sandbox::Filter;
+use cofferdam_spec::HostImage;
 use futures::future::try_join_all;
 use rustix::process::{WaitOptions, wait};
 
@@ -68,9 +70,17 @@ async fn measure_all(cofferdam: &Path, rounds: usize) -> anyhow::Result<Figures>
     let place = place(&scratch, None)?;
     let daemon = Daemon::start(Command::new(cofferdam), &place)?;
     let client = GrpcClient::connect(&daemon.address).await?;
+    let filter = place.state.join("filter.bpf");
+    std::fs::write(&filter, Filter::new(false).to_bytes())?;
     let mut programs = Vec::new();
     for (name, argv) in PROGRAMS {
-        let bench = Bench { client: &client, argv, workspace: &place.workspace };
+        let bench = Bench {
+            client: &client,
+            argv,
+            workspace: &place.workspace,
+            shown: shown_as_arguments()?,
+            filter: &filter,
+        };
         programs.push(bench.program(name, rounds).await?);
     }
     let user = rustix::process::geteuid().as_raw();
@@ -87,6 +97,30 @@ struct Bench<'a> {
     client: &'a GrpcClient,
     argv: &'a [&'a str],
     workspace: &'a Path,
+    /// What the image shows, as bubblewrap's arguments.
+    shown: Vec<String>,
+    /// A file with the cell's seccomp program.
+    filter: &'a Path,
+}
+
+/// The arguments with which bubblewrap shows what the image `host` does.
+fn shown_as_arguments() -> anyhow::Result<Vec<String>> {
+    let image = HostImage::parse(include_str!("../../../sandbox-images/host/image.toml"))?;
+    let etc = image.etc.iter().map(|name| format!("/etc/{name}"));
+    let mut arguments = Vec::new();
+    for path in image.directories.iter().cloned().chain(etc) {
+        match std::fs::read_link(&path) {
+            Ok(target) => {
+                let target = target.to_string_lossy().into_owned();
+                arguments.extend(["--symlink".to_owned(), target, path]);
+            }
+            Err(_) if Path::new(&path).exists() => {
+                arguments.extend(["--ro-bind".to_owned(), path.clone(), path]);
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(arguments)
 }
 
 impl Bench<'_> {
@@ -152,19 +186,21 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What a cell has, as bubblewrap has it: every namespace, the system read-only, the workspace.
+    /// The policy of a cell as bubblewrap's arguments: the image's directories and files read-only,
+    /// a private `/dev`, `/proc`, `/tmp` and home, every namespace, no capability, and the same
+    /// seccomp program. Landlock it does not know.
     fn bubblewrap(&self) -> anyhow::Result<()> {
         let mut command = Command::new("bwrap");
         command
-            .args(["--unshare-all", "--die-with-parent", "--new-session"])
-            .args(["--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"])
-            .args(["--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"])
-            .args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind"])
+            .args(["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"])
+            .args(&self.shown)
+            .args(["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"])
+            .args(["--tmpfs", "/home/agent", "--bind"])
             .arg(self.workspace)
             .args(["/workspace", "--chdir", "/workspace", "--clearenv"])
-            .args(["--setenv", "PATH", "/usr/bin:/bin", "--"])
+            .args(["--setenv", "PATH", "/usr/bin:/bin", "--seccomp", "0", "--"])
             .args(self.argv)
-            .stdin(Stdio::null())
+            .stdin(Stdio::from(std::fs::File::open(self.filter)?))
             .stdout(Stdio::null());
         let status = command.status().context("start bwrap")?;
         ensure!(status.success(), "bwrap: {status}");
