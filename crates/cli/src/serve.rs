@@ -1,7 +1,7 @@
 //! `cofferdam serve`: from arguments to a running daemon.
 //!
 //! Order: refuse what cannot be (nothing has been touched), take the start lock and the lock,
-//! launch the cell, listen, and once the daemon has answered publish the address and say so. The
+//! listen, launch the cell, and once the daemon has answered publish the address and say so. The
 //! cell dies with the thread that launched it, so all of this, and the runtime, stay on the main
 //! thread.
 
@@ -118,14 +118,15 @@ fn serve_for(args: &ServeArgs, parent: &mut Option<Parent>) -> Result<ExitCode, 
     let _lock = lock_state(&state, &workspace, args.detached)?;
     let plan = Plan::prepare(&workspace, &state.home(), image, policy)?;
     raise_descriptor_limit()?;
+    let listener = listen(&address, open_to_others)?;
     let daemon = Daemon::new(Config {
         plan,
         state: state.path().to_owned(),
         idle_exit: args.idle_exit.map(|time| time.max(IDLE_EXIT_MIN)),
         drain_grace: args.drain_grace,
         version: env!("CARGO_PKG_VERSION"),
-    })?;
-    let listener = listen(&address, open_to_others)?;
+    })
+    .inspect_err(|_| remove_socket(&address))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let listener = tokio::net::UnixListener::from_std(listener)?;

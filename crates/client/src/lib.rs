@@ -26,9 +26,8 @@ pub use process::{
 };
 pub use workspace::{Capabilities, Capability, MessageLimits, Workspace};
 
-/// Largest chunk for [`Client::write_stdin`]: a request is at most 1 MiB, and smaller chunks
-/// interleave better with signals.
-pub const STDIN_CHUNK_BYTES: usize = 64 * 1024;
+/// Largest chunk for [`Client::write_stdin`]: a request is at most 1 MiB.
+pub const STDIN_CHUNK_BYTES: usize = 512 * 1024;
 
 /// The events of one process, in order.
 pub trait Events: Send {

@@ -7,11 +7,14 @@ use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cofferdam_client::{Client, ClientError, Code, Events, ExitReport, ProcessEvent, SignalTarget};
+use cofferdam_client::{
+    Client, ClientError, Code, Events, ExitReport, ProcessEvent, STDIN_CHUNK_BYTES, SignalTarget,
+};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::input::READ_BYTES;
 use super::output::{OutputError, Writer};
 use super::{is_unknown, terminal};
 use crate::connect::request_id;
@@ -193,7 +196,7 @@ async fn feed<C: Client>(
     let Some(mut chunks) = chunks else { return };
     let mut offset = 0;
     while let Some(chunk) = chunks.recv().await {
-        let mut rest = match chunk {
+        let mut rest = match chunk.and_then(|first| with_what_waits(first, &mut chunks)) {
             Ok(chunk) => chunk,
             Err(error) => {
                 text::complain(&format!("exec: read standard input: {error}"));
@@ -230,6 +233,23 @@ async fn feed<C: Client>(
     {
         text::complain(&format!("exec: {error}"));
     }
+}
+
+/// Joins what has been read already, so that a call carries more than one read.
+fn with_what_waits(
+    first: Bytes,
+    chunks: &mut mpsc::Receiver<io::Result<Bytes>>,
+) -> io::Result<Bytes> {
+    let mut all = vec![first];
+    let mut length = all[0].len();
+    while length + READ_BYTES <= STDIN_CHUNK_BYTES
+        && let Ok(next) = chunks.try_recv()
+    {
+        let next = next?;
+        length += next.len();
+        all.push(next);
+    }
+    Ok(if all.len() == 1 { all.swap_remove(0) } else { Bytes::from(all.concat()) })
 }
 
 /// Whether the program, or its input, has ended; or the connection has, which the event stream
@@ -381,7 +401,8 @@ mod tests {
             data: Bytes::from(text),
         };
         let close = Call::CloseStdin { process_id: "p1".into() };
-        assert_eq!(client.calls(), [write(0, "ab"), write(2, "cde"), close]);
+        // What was there already went in one call.
+        assert_eq!(client.calls(), [write(0, "abcde"), close]);
     }
 
     #[tokio::test]

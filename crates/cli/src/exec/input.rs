@@ -3,14 +3,16 @@
 use std::io;
 
 use bytes::Bytes;
-use cofferdam_client::STDIN_CHUNK_BYTES;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::stdio::stdin;
 use rustix::termios::isatty;
 use tokio::sync::mpsc;
 
-/// Chunks that wait for the daemon. More would only be memory.
-const CHUNKS_MAX: usize = 4;
+/// One read: what a pipe holds.
+pub(crate) const READ_BYTES: usize = 64 * 1024;
+
+/// Reads that wait for the daemon, which takes all of them in one call.
+const CHUNKS_MAX: usize = 8;
 
 /// Whether the program gets our input. Without a terminal of its own it gets none of a person's
 /// typing, and from `/dev/null` nothing needs to be carried.
@@ -29,7 +31,7 @@ pub(crate) fn read_chunks() -> io::Result<mpsc::Receiver<io::Result<Bytes>>> {
     let (sender, receiver) = mpsc::channel(CHUNKS_MAX);
     std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         loop {
-            let mut chunk = vec![0; STDIN_CHUNK_BYTES];
+            let mut chunk = vec![0; READ_BYTES];
             let item = match rustix::io::retry_on_intr(|| rustix::io::read(stdin(), &mut chunk)) {
                 // A terminal that was hung up says so by an error.
                 Ok(0) | Err(rustix::io::Errno::IO) => return,
