@@ -46,6 +46,8 @@ const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
 const KILL_INTERVAL: Duration = Duration::from_millis(4);
 struct Init {
     control: Channel<Event, Request>,
+    /// Only watched: its end is the toolbox's.
+    _toolbox: OwnedFd,
     outbox: VecDeque<(Event, Vec<OwnedFd>)>,
     reports: Channel<(), Report>,
     reports_for_children: OwnedFd,
@@ -70,8 +72,9 @@ struct Init {
 const CONTROL: u64 = 0;
 const REPORTS: u64 = 1;
 const SIGNALS: u64 = 2;
+const TOOLBOX: u64 = 3;
 
-/// Runs until the daemon is gone. Returns the exit code.
+/// Runs until the daemon or the toolbox is gone. Returns the exit code.
 pub(crate) fn run(side: InitSide) -> u8 {
     let _named = rustix::thread::set_name(c"cofferdam-init");
     match Init::new(side).and_then(|mut init| init.serve()) {
@@ -98,9 +101,11 @@ impl Init {
         watch(side.control.as_fd(), CONTROL)?;
         watch(reports.as_fd(), REPORTS)?;
         watch(signals.as_fd(), SIGNALS)?;
+        watch(side.toolbox.as_fd(), TOOLBOX)?;
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?.into();
         let mut init = Self {
             control: Channel::new(side.control),
+            _toolbox: side.toolbox,
             outbox: VecDeque::new(),
             reports: Channel::new(reports),
             reports_for_children,
@@ -133,6 +138,10 @@ impl Init {
                 other => other?,
             };
             let tokens: Vec<u64> = ready.iter().map(|event| event.data.u64()).collect();
+            // It sends nothing, so this is its end.
+            if tokens.contains(&TOOLBOX) {
+                return Ok(());
+            }
             // Reports first: what a shim said before its end counts.
             if tokens.contains(&REPORTS) || tokens.contains(&SIGNALS) {
                 self.read_reports()?;

@@ -53,8 +53,9 @@ pub struct Cell {
 impl Drop for Cell {
     fn drop(&mut self) {
         end(&mut self.first);
-        // Init dies with the toolbox, and with init everything below it; when its end of the
-        // channel closes, that has happened.
+        // Init goes when it sees the end of the toolbox or of this channel, and with init
+        // everything below it; when its end of the channel closes, that has happened.
+        let _ended = rustix::net::shutdown(&self.init, rustix::net::Shutdown::Write);
         let _nothing_more = wait_for_end(&self.init);
     }
 }
@@ -194,7 +195,9 @@ fn run() -> u8 {
                 return 0;
             }
             drop((answers, side.control));
-            toolbox::run(Channel::new(socket), side.init)
+            let code = toolbox::run(Channel::new(socket), side.init);
+            drop(side.life);
+            code
         }
     }
 }

@@ -36,6 +36,9 @@ const PROCESSES_RESERVE: u64 = 64;
 pub struct InitSide {
     /// Init's end of the channel to the daemon.
     pub control: OwnedFd,
+    /// Ends with the toolbox. The parent-death signal does not reach init: it counts as sent by
+    /// the toolbox, whose Landlock domain is another.
+    pub toolbox: OwnedFd,
     /// The Landlock layer of a session.
     pub session_ruleset: OwnedFd,
     /// The Landlock layer of a call.
@@ -51,6 +54,8 @@ pub struct ToolboxSide {
     pub init: Pid,
     /// The daemon's end of the channel to init.
     pub control: OwnedFd,
+    /// What init watches: to be kept open for as long as the toolbox lives.
+    pub life: OwnedFd,
     /// Landlock ABI of the kernel.
     pub landlock_abi: u32,
     /// Rights that a newer kernel would handle.
@@ -159,6 +164,7 @@ pub fn enter(plan: &Plan, init: impl FnOnce(InitSide) -> u8) -> Done<ToolboxSide
         Ok((landlock_abi, filter)) => Ok(ToolboxSide {
             init: child,
             control,
+            life: handshake,
             landlock_abi,
             rights_not_handled: not_handled(landlock_abi),
             seccomp_digest: filter.digest(),
@@ -224,13 +230,13 @@ fn lock(
 fn run_init(plan: &Plan, kept: Vec<OwnedFd>, init: impl FnOnce(InitSide) -> u8) -> u8 {
     let Ok([handshake, control]) = <[OwnedFd; 2]>::try_from(kept) else { return 70 };
     let recipe = Recipe { plan };
-    match restrict_init(&recipe, handshake.as_fd(), control) {
-        Ok(side) => {
+    match restrict_init(&recipe, handshake.as_fd()) {
+        Ok([session_ruleset, command_ruleset, read_only_ruleset]) => {
             if send_result(handshake.as_fd(), &Ok(())).is_err() {
                 return 71;
             }
-            drop(handshake);
-            init(side)
+            let toolbox = handshake;
+            init(InitSide { control, toolbox, session_ruleset, command_ruleset, read_only_ruleset })
         }
         Err(error) => {
             let _toolbox_gone = send_result(handshake.as_fd(), &Err(error));
@@ -239,11 +245,8 @@ fn run_init(plan: &Plan, kept: Vec<OwnedFd>, init: impl FnOnce(InitSide) -> u8) 
     }
 }
 
-fn restrict_init(
-    recipe: &Recipe<'_>,
-    handshake: BorrowedFd<'_>,
-    control: OwnedFd,
-) -> Done<InitSide> {
+/// Returns the rulesets of sessions, of calls, and of calls that may not change the workspace.
+fn restrict_init(recipe: &Recipe<'_>, handshake: BorrowedFd<'_>) -> Done<[OwnedFd; 3]> {
     let plan = recipe.plan;
     recipe.step(Step::InitProc, || {
         die_with_parent()?;
@@ -278,7 +281,7 @@ fn restrict_init(
         sys::install_filter(Filter::new(plan.policy.debug).program())
     })?;
     recipe.step(Step::InitSeal, seal)?;
-    Ok(InitSide { control, session_ruleset, command_ruleset, read_only_ruleset })
+    Ok([session_ruleset, command_ruleset, read_only_ruleset])
 }
 
 fn open_sources(recipe: &Recipe<'_>) -> Done<Vec<Source>> {
