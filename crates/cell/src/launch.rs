@@ -10,7 +10,8 @@ use std::time::Duration;
 use cofferdam_sandbox::{Plan, SetupError, enter};
 use cofferdam_spec::{Enforcement, Engine, Level, NetworkMode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
+use rustix::process::{WaitOptions, waitpid};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -24,7 +25,7 @@ const CELL_NAME: &str = "cofferdam-cell";
 /// Longest time to wait for a cell, a thousand times what it takes on an idle machine.
 const LAUNCH_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time to wait for the end of a killed cell's init.
+/// Longest time to wait for a cell to end by itself before its first process is killed.
 const END_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// First message from the cell.
@@ -52,11 +53,12 @@ pub struct Cell {
 
 impl Drop for Cell {
     fn drop(&mut self) {
+        // Init ends at the end of its channel, and with it everything below it. The toolbox ends
+        // at the end of its own, after it has reaped init.
+        let _ended = rustix::net::shutdown(&self.init, Shutdown::Both);
+        let _ended = rustix::net::shutdown(&self.toolbox, Shutdown::Write);
+        let _gone_or_late = wait_for_end(&self.toolbox);
         end(&mut self.first);
-        // Init goes when it sees the end of the toolbox or of this channel, and with init
-        // everything below it; when its end of the channel closes, that has happened.
-        let _ended = rustix::net::shutdown(&self.init, rustix::net::Shutdown::Write);
-        let _nothing_more = wait_for_end(&self.init);
     }
 }
 
@@ -197,6 +199,8 @@ fn run() -> u8 {
             drop((answers, side.control));
             let code = toolbox::run(Channel::new(socket), side.init);
             drop(side.life);
+            // Whoever would inherit it may never reap it.
+            let _reaped = waitpid(Some(side.init), WaitOptions::empty());
             code
         }
     }
