@@ -74,6 +74,7 @@ async fn attached(target: &Target, args: &ExecArgs) -> anyhow::Result<u8> {
         request_id: request_id(),
         pty: pty.then(|| Pty { size: terminal::size(), term: terminal::name() }),
         kill_on_disconnect: true,
+        wait_for_reader: true,
         ..StartRequest::default()
     };
     let signals = follow::Signals::new()?;

@@ -60,6 +60,7 @@ pub(crate) fn start_to_wire(request: StartRequest) -> v1::StartRequest {
         retention: request.retention.map(duration_to_wire),
         tag: request.tag,
         kill_on_disconnect: request.kill_on_disconnect,
+        wait_for_reader: request.wait_for_reader,
     }
 }
 

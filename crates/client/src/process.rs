@@ -158,6 +158,9 @@ pub struct StartRequest {
     pub tag: String,
     /// Whether the tree is killed when the event stream is dropped before the exit.
     pub kill_on_disconnect: bool,
+    /// Whether the program waits for the reader of the events, as for the reader of a pipe;
+    /// otherwise a slow reader loses the middle of the output.
+    pub wait_for_reader: bool,
 }
 
 /// The output streams of a process.

@@ -37,6 +37,8 @@ pub(crate) struct Reader {
     offsets: Vec<u64>,
     /// The stream that is asked first, so that one does not starve the other.
     turn: usize,
+    /// Whether the process may wait for this reader.
+    is_waited_for: bool,
     started: bool,
     ended: bool,
 }
@@ -46,14 +48,27 @@ impl Reader {
     pub(crate) fn of_lease(supervisor: Handle, lease: Lease) -> Self {
         let process = Arc::clone(lease.process());
         let offsets = vec![0; process.streams().len()];
-        Self { lease: Some(lease), ..Self::of_process(supervisor, process, offsets) }
+        let mut reader = Self::of_process(supervisor, process, offsets);
+        reader.lease = Some(lease);
+        reader.is_waited_for = true;
+        reader
     }
 
     /// A reader that begins at these offsets.
     pub(crate) fn of_process(supervisor: Handle, process: Arc<Process>, offsets: Vec<u64>) -> Self {
         let progress = process.progress();
         let (lease, turn) = (None, 0);
-        Self { supervisor, process, lease, progress, offsets, turn, started: false, ended: false }
+        Self {
+            supervisor,
+            process,
+            lease,
+            progress,
+            offsets,
+            turn,
+            is_waited_for: false,
+            started: false,
+            ended: false,
+        }
     }
 
     /// Its events.
@@ -125,7 +140,7 @@ impl Reader {
             match read {
                 Read::End => {}
                 Read::Data { offset, bytes } => {
-                    self.offsets[index] = offset + bytes.len() as u64;
+                    self.advance(index, offset + bytes.len() as u64);
                     self.turn = (index + 1) % streams.len();
                     let bytes = match streams[index] {
                         Stream::Stdout => Event::Stdout(bytes),
@@ -135,7 +150,7 @@ impl Reader {
                     return Ok(Some(event(offset, bytes)));
                 }
                 Read::Gap { from, to } => {
-                    self.offsets[index] = to;
+                    self.advance(index, to);
                     let stream = wire_stream(streams[index]).into();
                     let lag = v1::Lag { stream, skipped_from: from, skipped_to: to };
                     return Ok(Some(event(0, Event::Lag(lag))));
@@ -145,12 +160,27 @@ impl Reader {
         Ok(None)
     }
 
+    fn advance(&mut self, index: usize, offset: u64) {
+        self.offsets[index] = offset;
+        if self.is_waited_for {
+            self.process.flow.advance(index, offset);
+        }
+    }
+
     fn exit_event(&self, end: &End) -> v1::ProcessEvent {
         v1::ProcessEvent {
             output: Some(output_account(&self.process)),
             duration: Some(duration_to_wire(end.duration)),
             enforcement: Some(self.supervisor.enforcement()),
             ..event(0, Event::Exit(v1::Exit::from(&end.exit)))
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.is_waited_for {
+            self.process.flow.release();
         }
     }
 }

@@ -13,6 +13,7 @@ use cofferdam_spec::{Exit, Limits, SessionId, Tag};
 use tokio::sync::watch;
 
 use crate::account::INLINE_BYTES_MAX;
+use crate::flow::Flow;
 use crate::output::OutputLog;
 use crate::stdin::Stdin;
 
@@ -127,6 +128,8 @@ pub(crate) struct Process {
     pub(crate) about: About,
     /// Its standard input.
     pub(crate) stdin: Stdin,
+    /// The reader that it waits for, if any.
+    pub(crate) flow: Flow,
     tree: watch::Sender<Tree>,
     progress: watch::Sender<Progress>,
     logs: Mutex<Vec<OutputLog>>,
@@ -135,13 +138,14 @@ pub(crate) struct Process {
 
 impl Process {
     /// A process that is about to be started; its job files will lie in `jobs`.
-    pub(crate) fn new(about: About, stdin: Stdin, jobs: &Path) -> Self {
+    pub(crate) fn new(about: About, stdin: Stdin, flow: Flow, jobs: &Path) -> Self {
         let log = |stream: &Stream| {
             OutputLog::new(jobs.join(format!("{}.{}", about.id, stream.file_suffix())))
         };
         let logs = Mutex::new(streams(about.pty).iter().map(log).collect());
         Self {
             stdin,
+            flow,
             tree: watch::Sender::new(Tree::default()),
             progress: watch::Sender::new(Progress { phase: Phase::Starting, bytes: 0 }),
             logs,
@@ -167,6 +171,12 @@ impl Process {
             log.append(bytes);
         }
         logs.iter().map(OutputLog::total).sum()
+    }
+
+    /// For the pump: whether a stream must wait for its reader.
+    pub(crate) fn is_ahead(&self, stream: usize) -> bool {
+        let total = || self.with_logs(|logs| logs.get(stream).map_or(0, OutputLog::total));
+        self.flow.is_ahead(stream, total)
     }
 
     /// Gives up its job files. Bytes that still come are only counted.

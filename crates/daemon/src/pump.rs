@@ -18,6 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::decide::{Ending, GRACE, Next, exit_reason};
+use crate::flow::Offsets;
 use crate::output::OutputLog;
 use crate::process::{End, Phase, Process, Tree};
 use crate::ready;
@@ -109,6 +110,8 @@ pub(crate) struct Pump {
     pid: u32,
     streams: Streams,
     tree: watch::Receiver<Tree>,
+    /// News of the reader that the process waits for.
+    flow: watch::Receiver<Offsets>,
     kills: Kills,
     ending: Ending,
     last_output: Instant,
@@ -121,9 +124,10 @@ impl Pump {
     pub(crate) fn new(process: Arc<Process>, pid: u32, streams: Streams, kills: Kills) -> Self {
         let ending = Ending { open: streams.open(), ..Ending::default() };
         let tree = process.tree();
+        let flow = process.flow.news();
         let last_output = Instant::now();
         process.enter(Phase::Running { pid });
-        Self { process, pid, streams, tree, kills, ending, last_output, over_limit: false }
+        Self { process, pid, streams, tree, flow, kills, ending, last_output, over_limit: false }
     }
 
     /// Whether nothing more can come.
@@ -170,11 +174,13 @@ impl Pump {
         let deadline = [until, self.idle_deadline()].into_iter().flatten().min();
         let before = self.streams.open();
         let has_sink = self.streams.sink.is_some();
+        let waits = self.flow.borrow().is_some();
         tokio::select! {
             biased;
             Ok(()) = self.tree.changed() => self.observe_tree(),
             () = sleep_until(deadline) => self.observe_idle(),
             () = self.process.stdin.work(), if has_sink => {}
+            Ok(()) = self.flow.changed(), if waits => {}
             bytes = poll_fn(|context| self.streams.poll(&self.process, context)) => {
                 self.ending.open = self.streams.open();
                 if let Some(total) = bytes {
@@ -216,6 +222,10 @@ impl Pump {
 
     fn idle_deadline(&self) -> Option<Instant> {
         let idle = self.process.about.limits.idle?;
+        if (0..self.process.streams().len()).any(|index| self.process.is_ahead(index)) {
+            // It is we who do not listen.
+            return None;
+        }
         (self.ending.exited.is_none() && !self.over_limit).then(|| self.last_output + idle)
     }
 
@@ -251,6 +261,10 @@ impl Streams {
         for (index, slot) in self.sources.iter_mut().enumerate() {
             let Some(source) = slot else { continue };
             for _ in 0..READS_PER_TURN {
+                // The reader's next step wakes this task.
+                if process.is_ahead(index) {
+                    break;
+                }
                 let sink = |bytes: &[u8]| process.append(index, bytes);
                 match poll_read(source, context, sink) {
                     Poll::Ready(Some(bytes)) => total = Some(bytes),
@@ -389,6 +403,7 @@ mod tests {
         let process = Arc::new(Process::new(
             about,
             Stdin::new(Kind::Null, bytes::Bytes::new(), true),
+            crate::flow::Flow::new(false),
             directory.path(),
         ));
         let (read, write) = std::io::pipe().unwrap();

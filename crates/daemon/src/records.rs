@@ -126,7 +126,12 @@ mod tests {
             start: Instant::now(),
         };
         let stdin = Stdin::new(Kind::Null, bytes::Bytes::new(), true);
-        Arc::new(Process::new(about, stdin, std::path::Path::new("/nonexistent")))
+        Arc::new(Process::new(
+            about,
+            stdin,
+            crate::flow::Flow::new(false),
+            std::path::Path::new("/nonexistent"),
+        ))
     }
 
     fn numbers(records: &Records) -> Vec<CallId> {

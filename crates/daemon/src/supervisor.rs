@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 
 use crate::decide::{self, GRACE, LAUNCH_PAUSE, LaunchBudget, Refusal};
+use crate::flow::Flow;
 use crate::link::{Incoming, Launch, Link, Port, SendError};
 use crate::process::{About, End, LeaderEnd, Phase, Process};
 use crate::pump::{Pump, Streams, sleep_until};
@@ -49,6 +50,8 @@ pub(crate) struct StartProcess {
     pub(crate) workspace_read_only: bool,
     pub(crate) keep: Keep,
     pub(crate) on_disconnect: OnDisconnect,
+    /// Whether the program waits for the stream of the client that starts it.
+    pub(crate) wait_for_reader: bool,
 }
 
 /// What happens to the tree when its client goes away before the end.
@@ -369,7 +372,8 @@ impl Supervisor {
             start: Instant::now(),
         };
         let stdin = Stdin::new(kind, start.input, start.input_is_whole);
-        let process = Arc::new(Process::new(about, stdin, &self.jobs));
+        let process =
+            Arc::new(Process::new(about, stdin, Flow::new(start.wait_for_reader), &self.jobs));
         self.records.insert(Arc::clone(&process), start.keep);
         let tree = Tree { process: Arc::clone(&process), stdin: kind, started: false };
         self.trees.insert(call, tree);

@@ -150,6 +150,7 @@ pub(crate) fn execute(rules: &Rules, request: v1::ExecuteRequest) -> Result<Star
             workspace_read_only: request.policy.is_some_and(|policy| policy.workspace_read_only),
             keep: Keep::IfCut,
             on_disconnect: OnDisconnect::Kill,
+            wait_for_reader: false,
         })
     };
     checker.finish(start())
@@ -200,6 +201,7 @@ pub(crate) fn start(rules: &Rules, request: v1::StartRequest) -> Result<StartPro
             workspace_read_only: request.policy.is_some_and(|policy| policy.workspace_read_only),
             keep: keep?,
             on_disconnect,
+            wait_for_reader: request.wait_for_reader,
         })
     };
     checker.finish(start())

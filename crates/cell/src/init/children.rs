@@ -131,7 +131,12 @@ impl Init {
             Some(keeper) => !std::mem::replace(&mut keeper.stopped_before, true),
             None => match self.shim_with(pid).and_then(|id| self.shims.get_mut(&id)) {
                 Some(shim) => !std::mem::replace(&mut shim.stopped_before, true),
-                None => return self.strays_may_exist = true,
+                // The remains of a shim, which are killed; or a shim that its keeper has not
+                // reported yet, whose stop is told only once: stopped, it would never take a call.
+                None => {
+                    self.strays_may_exist = true;
+                    true
+                }
             },
         };
         let signal = if first { Signal::CONT } else { Signal::KILL };

@@ -37,6 +37,28 @@ fn input_passes_through_to_its_last_byte() {
 }
 
 #[test]
+fn a_slow_reader_gets_every_byte_as_from_a_pipe() {
+    const BYTES: usize = 64 * 1024 * 1024;
+    let place = Place::new();
+    let script = format!("head -c {BYTES} /dev/zero; echo end");
+    let mut command = place.exec(&[], &["sh", "-c", &script]);
+    let mut child = Kept(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut stdout = child.0.stdout.take().unwrap();
+    let (mut total, mut buffer, mut end) = (0, vec![0; 1 << 20], Vec::new());
+    while let count @ 1.. = stdout.read(&mut buffer).unwrap() {
+        // Four times what the daemon keeps goes by while this reader sleeps now and then.
+        if total % (8 << 20) < count {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        total += count;
+        end.extend_from_slice(&buffer[count.saturating_sub(4)..count]);
+    }
+    assert_eq!(total, BYTES + 4);
+    assert!(end.ends_with(b"end\n"));
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn a_program_that_reads_no_input_does_not_wait_for_it() {
     let place = Place::new();
     let mut command = place.exec(&[], &["true"]);
