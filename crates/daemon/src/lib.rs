@@ -36,6 +36,7 @@ use std::time::{Duration, SystemTime};
 use cofferdam_cell::LaunchError;
 use cofferdam_proto::v1::process_service_server::ProcessServiceServer;
 use cofferdam_proto::v1::workspace_service_server::WorkspaceServiceServer;
+use cofferdam_spec::Enforcement;
 use thiserror::Error;
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
@@ -140,11 +141,12 @@ impl Daemon {
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), RunError> {
         let Daemon { config, jobs, launch, port } = self;
+        let facts = facts(&config, &port.enforcement);
         let nonce = nonce();
         let (supervisor, handle) =
             Supervisor::new(launch, port, jobs, nonce).map_err(RunError::Register)?;
         let mut task = tokio::spawn(supervisor.run());
-        let served = serve(&config, &handle, listener, shutdown);
+        let served = serve(&config, facts, &handle, listener, shutdown);
         let result = tokio::select! {
             result = served => result,
             ended = &mut task => return Err(RunError::Supervisor(ended.err())),
@@ -157,6 +159,7 @@ impl Daemon {
 
 async fn serve(
     config: &Config,
+    facts: Facts,
     handle: &Handle,
     listener: UnixListener,
     shutdown: impl Future<Output = ()>,
@@ -179,7 +182,7 @@ async fn serve(
     let processes = ProcessServiceServer::new(Processes::new(handle.clone(), rules))
         .max_decoding_message_size((EXECUTE_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
-    let workspace = WorkspaceServiceServer::new(Workspace::new(handle.clone(), facts(config)))
+    let workspace = WorkspaceServiceServer::new(Workspace::new(handle.clone(), facts))
         .max_decoding_message_size((MESSAGE_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
     let reflection = || {
@@ -226,8 +229,9 @@ async fn report_health(health: &tonic_health::server::HealthReporter, status: Se
     }
 }
 
-fn facts(config: &Config) -> Facts {
+fn facts(config: &Config, enforcement: &Enforcement) -> Facts {
     Facts {
+        capabilities: cofferdam_sandbox::capabilities(&config.plan, enforcement),
         version: config.version,
         limits: config.plan.policy.limits.clone(),
         directory: config.plan.workspace.to_string_lossy().into_owned(),

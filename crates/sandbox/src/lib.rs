@@ -6,6 +6,7 @@
 
 mod handshake;
 mod plan;
+mod probe;
 mod recipe;
 mod rootfs;
 mod rulesets;
@@ -13,6 +14,7 @@ mod seccomp;
 mod step;
 
 pub use plan::{CellIds, Plan, PlanError};
+pub use probe::capabilities;
 pub use recipe::{InitSide, ToolboxSide, enter};
 pub use seccomp::Filter;
 pub use step::{SetupError, Step};

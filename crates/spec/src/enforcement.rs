@@ -53,6 +53,19 @@ impl NetworkMode {
     }
 }
 
+/// One thing that was tried on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// For example `landlock`, `delegated cgroup v2`.
+    pub name: String,
+    /// Whether the host has it.
+    pub available: bool,
+    /// How it was found out, and what is lost without it.
+    pub detail: String,
+    /// What would make it available; empty when it is.
+    pub fix: String,
+}
+
 /// The report that accompanies every reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enforcement {

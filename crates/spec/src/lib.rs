@@ -17,7 +17,7 @@ mod policy;
 pub use command::{
     ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, Command, CommandError, PATH_BYTES_MAX, PtySize,
 };
-pub use enforcement::{Enforcement, Engine, Level, NetworkMode};
+pub use enforcement::{Capability, Enforcement, Engine, Level, NetworkMode};
 pub use exit::{Exit, TimeLimit};
 pub use id::{IdError, RequestId, SessionId, Tag};
 pub use image::{HostImage, ImageError};

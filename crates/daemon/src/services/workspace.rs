@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use cofferdam_proto::v1;
 use cofferdam_proto::v1::workspace_service_server::WorkspaceService;
-use cofferdam_spec::{ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, Limits};
+use cofferdam_spec::{ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, Capability, Limits};
 use tonic::{Request, Response, Status};
 
 use crate::decide::{CALLS_MAX, GRACE};
@@ -29,6 +29,7 @@ pub(crate) struct Facts {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) start_time: SystemTime,
+    pub(crate) capabilities: Vec<Capability>,
 }
 
 /// The service.
@@ -43,6 +44,11 @@ impl Workspace {
     pub(crate) fn new(supervisor: Handle, facts: Facts) -> Self {
         Self { supervisor, facts: Arc::new(facts) }
     }
+}
+
+fn to_wire(capability: &Capability) -> v1::Capability {
+    let Capability { name, available, detail, fix } = capability.clone();
+    v1::Capability { name, available, detail, fix }
 }
 
 #[tonic::async_trait]
@@ -72,7 +78,7 @@ impl WorkspaceService for Workspace {
                 processes: limits.processes,
                 open_files: limits.open_files,
             }),
-            capabilities: Vec::new(),
+            capabilities: self.facts.capabilities.iter().map(to_wire).collect(),
         }))
     }
 
