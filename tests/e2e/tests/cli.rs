@@ -142,9 +142,9 @@ both! {
         let output = child.wait_with_output().expect("its output");
         writer.join().expect("no panic").expect("all of it is read");
         expect(&output, 0, "5000000\n");
-        // What the daemon keeps of a stream (16 MiB) a slower reader gets whole.
-        let big = place.sh("head -c 15000000 /dev/zero");
-        assert_eq!((big.status.code(), big.stdout.len()), (Some(0), 15_000_000), "{}", stderr(&big));
+        // More than the daemon keeps of a stream (16 MiB): the program waits for its reader.
+        let big = place.sh("head -c 60000000 /dev/zero");
+        assert_eq!((big.status.code(), big.stdout.len()), (Some(0), 60_000_000), "{}", stderr(&big));
     }
 
     async fn exec_ends_at_its_time_limit(who) {

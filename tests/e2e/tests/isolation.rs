@@ -44,9 +44,16 @@ fn by_root(arguments: &[&str]) -> String {
 struct Stranger(Child);
 
 impl Stranger {
-    fn start(id: u32) -> Stranger {
+    /// Returns once it is that user's program, and no longer the one that became that user.
+    async fn start(id: u32) -> Stranger {
         let child = as_user(id, "sleep").arg("98765.4321").stdin(Stdio::null()).spawn();
-        Stranger(child.expect("sleep can be started"))
+        let stranger = Stranger(child.expect("sleep can be started"));
+        wait_for("the stranger sleeps", Duration::from_secs(5), || {
+            let line = fs::read(format!("/proc/{}/cmdline", stranger.pid())).unwrap_or_default();
+            line.starts_with(b"sleep").then_some(())
+        })
+        .await;
+        stranger
     }
 
     fn pid(&self) -> i32 {
@@ -161,13 +168,8 @@ both! {
         let daemon = Daemon::start(who).await;
         let probe = daemon.put_probe();
         let id = daemon.workspace_info().await.uid;
-        let stranger = Stranger::start(id);
+        let stranger = Stranger::start(id).await;
         let pid = stranger.pid().to_string();
-        wait_for("the stranger sleeps", Duration::from_secs(5), || {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.starts_with(b"sleep").then_some(())
-        })
-        .await;
         // Allowed: a process of the same call.
         daemon.bash("sleep 50 & kill -0 $! && kill -9 $! && echo ok").await.expect(0, "ok\n");
         // Rule off: the same signal outside.
@@ -228,7 +230,7 @@ both! {
         same.session = "other".to_owned();
         daemon.run(same).await.expect(0, "ok\n");
         // Rule off: two processes of one user outside.
-        let stranger = Stranger::start(daemon.workspace_info().await.uid);
+        let stranger = Stranger::start(daemon.workspace_info().await.uid).await;
         let pid = stranger.pid().to_string();
         for attempt in [["trace", &pid], ["limit", &pid], ["open", &format!("/proc/{pid}/environ")]] {
             assert_eq!(outside(&daemon, &attempt).await, "ok", "{attempt:?}");

@@ -47,12 +47,12 @@ async fn offend(daemon: &Daemon, command: &str) {
     let mut running = JoinSet::new();
     for number in 0..OFFENDERS {
         if running.len() == AT_ONCE {
-            running.join_next().await.expect("one runs").expect("it did not panic");
+            ended_well(daemon, running.join_next().await.expect("one runs"));
         }
         running.spawn(one_offence(daemon.channel(), offence.clone(), number));
     }
     while let Some(ended) = running.join_next().await {
-        ended.expect("it did not panic");
+        ended_well(daemon, ended);
     }
     wait_for("every offender's tree is gone", within(OFFENDER_WALL + GRACE), || {
         daemon.marked(&marker).iter().all(|p| p.command_line.contains("until")).then_some(())
@@ -79,6 +79,11 @@ async fn offend(daemon: &Daemon, command: &str) {
     assert_eq!(daemon.workspace_info().await.cell_generation, 1, "{}", daemon.log());
 }
 
+/// Shows the cell when an offence did not end as it must.
+fn ended_well(daemon: &Daemon, offence: Result<(), tokio::task::JoinError>) {
+    offence.unwrap_or_else(|error| panic!("{error}\nin the cell: {:#?}", daemon.cell()));
+}
+
 async fn one_offence(channel: Channel, command: String, number: usize) {
     let request = v1::ExecuteRequest {
         session: "offender".to_owned(),
@@ -86,10 +91,12 @@ async fn one_offence(channel: Channel, command: String, number: usize) {
         ..bash(&command)
     };
     let start = Instant::now();
-    let answer = ProcessServiceClient::new(channel).execute(request).await;
+    let limit = within(OFFENDER_WALL + GRACE);
+    let mut client = ProcessServiceClient::new(channel);
+    let answer = tokio::time::timeout(2 * limit, client.execute(request)).await;
+    let answer = answer.unwrap_or_else(|_| panic!("offence {number} never ended"));
     let took = start.elapsed();
     let answer = answer.unwrap_or_else(|status| panic!("offence {number}: {status:?}"));
-    let limit = within(OFFENDER_WALL + GRACE);
     assert!(took < limit, "offence {number} took {took:?}: {answer:?}");
     let reason = answer.into_inner().exit.and_then(|exit| exit.reason).expect("a reason");
     assert!(
@@ -161,8 +168,12 @@ both! {
         let start = Instant::now();
         let run = daemon.bash_timeout(&command, 2.0).await;
         run.expect(0, "started\n").expect_within(2.0);
-        assert!(run.account().background_processes >= 5, "{:?}", run.account());
-        assert!(daemon.marked(&marker).len() >= 5, "{:?}", daemon.marked(&marker));
+        assert!(run.account().background_processes >= 1, "{:?}", run.account());
+        wait_for("all of them sleep", Duration::from_millis(1500), || {
+            let asleep = daemon.cell().into_iter().filter(|p| p.command_line == format!("sleep {marker}"));
+            (asleep.count() == 5).then_some(())
+        })
+        .await;
         wait_for("the detached children are gone", within(2.0 + GRACE), || {
             daemon.marked(&marker).is_empty().then_some(())
         })

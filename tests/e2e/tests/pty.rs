@@ -176,16 +176,25 @@ both! {
         .await;
         terminal.write("\u{1a}").await;
         terminal.until("Stopped").await;
+        terminal.until("prompt:").await;
         terminal.clear();
         terminal.write("jobs; bg; jobs; kill %1; wait; echo rc=$?\n").await;
         terminal.until("rc=0\r\n").await;
+        terminal.until("prompt:").await;
         assert!(terminal.drawn.contains("Stopped"), "{:?}", terminal.drawn);
         assert!(terminal.drawn.contains("Running"), "{:?}", terminal.drawn);
         terminal.clear();
         terminal.write("cat\n").await;
+        // What is typed before the shell hands the terminal over is not a line of cat's.
+        cofferdam_e2e::wait_for("cat reads", Duration::from_secs(5), || {
+            daemon.cell().into_iter().find(|process| process.command_line == "cat")
+        })
+        .await;
         terminal.write("echoed twice\n").await;
         terminal.until("echoed twice\r\nechoed twice\r\n").await;
+        terminal.clear();
         terminal.write("\u{3}").await;
+        terminal.until("prompt:").await;
         terminal.write("exit 9\n").await;
         assert_eq!(terminal.ended().await, exited(9));
     }
