@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_sandbox::InitSide;
 use cofferdam_sys::{SHARED_CELLS, send_signal, shared_cells};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::epoll;
@@ -66,6 +67,8 @@ struct Init {
     /// Unknown children that ended while a keeper owed a report: perhaps the shim it will name.
     ended_unreported: HashSet<i32>,
     retire_at: Instant,
+    /// The processors that init may use.
+    affinity: CpuSet,
     writable_wanted: bool,
 }
 
@@ -123,6 +126,7 @@ impl Init {
             strays_may_exist: false,
             ended_unreported: HashSet::new(),
             retire_at: Instant::now() + RETIRE_INTERVAL,
+            affinity: sched_getaffinity(nix::unistd::Pid::from_raw(0))?,
             writable_wanted: false,
         };
         init.replenish(UNNAMED);
@@ -399,6 +403,10 @@ impl Init {
             .filter(|(_, call)| call.next_event(now, Duration::ZERO).is_some_and(|at| at <= now))
             .map(|(id, _)| *id)
             .collect();
+        if !due.is_empty() || self.strays_may_exist {
+            // A command may have pinned init to one processor, and filled that.
+            let _kept = sched_setaffinity(nix::unistd::Pid::from_raw(0), &self.affinity);
+        }
         for id in due {
             let Some(call) = self.calls.get_mut(&id) else { continue };
             if call.wall_expired(now) {

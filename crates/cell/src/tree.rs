@@ -14,7 +14,8 @@ pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) parent: i32,
     pub(crate) group: i32,
-    /// Whether it has ended and only waits to be reaped.
+    /// Whether it has ended and only waits to be reaped. A process whose first thread has ended
+    /// shows the same state while its other threads go on: it is none.
     zombie: bool,
     /// Clock ticks since boot: tells a process from a later one with the same id.
     started: u64,
@@ -92,9 +93,10 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let text = std::str::from_utf8(&stat[end + 1..]).ok()?;
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    let threads: u32 = fields.get(17)?.parse().ok()?;
     Some(Process {
         pid,
-        zombie: matches!(*fields.first()?, "Z" | "X"),
+        zombie: matches!(*fields.first()?, "Z" | "X") && threads <= 1,
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         started: fields.get(19)?.parse().ok()?,
@@ -144,6 +146,15 @@ mod tests {
         let expected = Process { pid: 7, parent: 5, group: 6, zombie: false, started: 4321 };
         assert_eq!(parse(7, stat), Some(expected));
         assert_eq!(parse(7, b"7 (a"), None);
+    }
+
+    #[test]
+    fn a_process_that_outlives_its_first_thread_is_no_zombie() {
+        let stat =
+            |threads| format!("7 (a) Z 5 6 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4321 0");
+        assert!(!parse(7, stat(2).as_bytes()).unwrap().zombie);
+        assert!(parse(7, stat(1).as_bytes()).unwrap().zombie);
+        assert!(parse(7, stat(0).as_bytes()).unwrap().zombie);
     }
 
     #[test]

@@ -109,7 +109,7 @@ pub(crate) struct ExecArgs {
     /// Directory in the cell.
     #[arg(long, value_name = "DIR", default_value = "/workspace")]
     pub(crate) cwd: String,
-    /// Nothing under /workspace can be changed by this call.
+    /// No file under /workspace can be written, created, removed or renamed by this call.
     #[arg(long)]
     pub(crate) read_only: bool,
     /// Run on a terminal, also when standard input or output is none.

@@ -101,7 +101,9 @@ fn status(end: End, args: &ExecArgs) -> anyhow::Result<u8> {
             if lost_bytes == 0 {
                 return Ok(report.exit.shell_status());
             }
-            say(format!("{lost_bytes} bytes of output were lost: this reader was too slow"));
+            say(format!(
+                "{lost_bytes} bytes of output were lost: the reader was too slow, or the daemon had no room to keep them"
+            ));
             Ok(match report.exit.shell_status() {
                 0 => FAILURE_STATUS,
                 status => status,

@@ -1,7 +1,8 @@
 //! What a cell is to be, decided before anything is done.
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use cofferdam_spec::{HostImage, Policy};
@@ -109,6 +110,9 @@ impl Plan {
         if !metadata.is_dir() {
             return refuse("it is not a directory");
         }
+        if real.to_str().is_none() || home.to_str().is_none() {
+            return refuse("its path, or the state directory's, is not UTF-8: rename it");
+        }
         if real == Path::new("/") {
             return refuse("the root directory cannot be a workspace: name a directory below it");
         }
@@ -127,6 +131,8 @@ impl Plan {
                 .create(home)
                 .map_err(io("create", home))?;
         }
+        // A command may have taken its own rights away.
+        std::fs::set_permissions(home, Permissions::from_mode(0o700)).map_err(io("chmod", home))?;
         if server.0 == 0 {
             chown(home, Some(Uid::from_raw(ids.uid)), Some(Gid::from_raw(ids.gid)))
                 .map_err(|errno| io("chown", home)(errno.into()))?;

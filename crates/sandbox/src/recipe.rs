@@ -60,7 +60,7 @@ pub struct ToolboxSide {
     pub landlock_abi: u32,
     /// Rights that a newer kernel would handle.
     pub rights_not_handled: Vec<String>,
-    /// SHA-256 of the installed filter.
+    /// SHA-256 of the commands' filter.
     pub seccomp_digest: [u8; 32],
 }
 
@@ -219,11 +219,10 @@ fn lock(
         sys::restrict_with_ruleset(ruleset.as_fd()).map(|()| ruleset)
     })?;
     drop(base);
-    let filter = Filter::new(plan.policy.debug);
-    recipe.step(Step::ToolboxSeccomp, || sys::install_filter(filter.program()))?;
+    recipe.step(Step::ToolboxSeccomp, || sys::install_filter(Filter::of_toolbox().program()))?;
     recipe.step(Step::ToolboxSeal, seal)?;
     let abi = sys::landlock_abi().unwrap_or(0);
-    Ok((abi, filter))
+    Ok((abi, Filter::of_commands(plan.policy.debug)))
 }
 
 /// Init's part. Never returns to the toolbox's code.
@@ -278,7 +277,7 @@ fn restrict_init(recipe: &Recipe<'_>, handshake: BorrowedFd<'_>) -> Done<[OwnedF
     recipe.step(Step::InitLandlock, || sys::restrict_with_ruleset(base.as_fd()))?;
     recipe.step(Step::InitLimits, || set_init_limits(plan))?;
     recipe.step(Step::InitSeccomp, || {
-        sys::install_filter(Filter::new(plan.policy.debug).program())
+        sys::install_filter(Filter::of_commands(plan.policy.debug).program())
     })?;
     recipe.step(Step::InitSeal, seal)?;
     Ok([session_ruleset, command_ruleset, read_only_ruleset])

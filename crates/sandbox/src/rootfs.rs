@@ -27,8 +27,9 @@ const ROOT_OPTIONS: &str = "size=1m,nr_inodes=4096,mode=755";
 const DEV_OPTIONS: &str = "size=64k,nr_inodes=256,mode=755";
 /// POSIX shared memory and semaphores.
 const SHM_OPTIONS: &str = "size=256m,nr_inodes=16384,mode=1777";
-/// No `gid=`: only root could map the group of terminals.
-const TERMINAL_OPTIONS: &str = "newinstance,ptmxmode=0666,mode=620";
+/// No `gid=`: only root could map the group of terminals. The number of terminals is one for the
+/// whole host (`kernel.pty.max`), so a cell takes its share.
+const TERMINAL_OPTIONS: &str = "newinstance,ptmxmode=0666,mode=620,max=256";
 /// Files and directories in `/tmp`.
 const TMP_INODES: u64 = 1_000_000;
 /// Largest default size of `/tmp`.

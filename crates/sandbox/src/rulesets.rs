@@ -94,7 +94,8 @@ impl Layers {
             ("/tmp", all),
             ("/dev", devices),
             ("/dev/shm", all),
-            ("/proc", read | AccessFs::WriteFile),
+            // Nothing to write there: the values of other processes of the same user could be.
+            ("/proc", read),
         ];
         let writable = mounts.iter().filter(|mount| mount.access == Access::ReadWrite);
         rules.extend(writable.map(|mount| (mount.cell.as_str(), all)));

@@ -40,6 +40,8 @@ enum When {
     Always,
     /// Unless the policy says `debug`.
     NotDebugging,
+    /// For commands, not for the toolbox, whose own code uses it.
+    OfCommands,
     /// When all tests of any one clause hold.
     Any(&'static [&'static [Test]]),
 }
@@ -87,12 +89,19 @@ const TCP_FASTOPEN_CONNECT: u32 = 30;
 const SECCOMP_SET_MODE_FILTER: u32 = 1;
 const SECCOMP_FILTER_FLAG_NEW_LISTENER: u32 = 8;
 const TIOCSETD: u32 = 0x5423;
+const SET_ID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
+/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with them `open` reads its mode.
+const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
+const PRIO_PROCESS: u32 = libc::PRIO_PROCESS;
+const IOPRIO_WHO_PROCESS: u32 = 1;
 
 const EPERM: i32 = libc::EPERM;
 const ENOSYS: i32 = libc::ENOSYS;
 
 /// `open_tree_attr` and `file_setattr` came after the libc crate's table.
 const SYS_OPEN_TREE_ATTR: i64 = 467;
+/// Linux 6.6.
+const SYS_FCHMODAT2: i64 = 452;
 
 /// Newest system call of the table (`file_setattr`, Linux 6.17): numbers above it answer ENOSYS,
 /// so that a newer kernel does not widen what a cell reaches.
@@ -135,6 +144,31 @@ const RULES: &[Rule] = &[
     rule(libc::SYS_process_mrelease, EPERM, When::Always),
     // Neither Landlock nor PR_SET_DUMPABLE covers the limits of another process, init's included.
     rule(libc::SYS_prlimit64, EPERM, When::Any(&[&[is_not(0, 0)]])),
+    // Nor its priority: a command could starve init, which holds its deadline, and other sessions.
+    // (Affinity stays free, because libraries pin other threads of their own; init undoes it.)
+    rule(libc::SYS_setpriority, EPERM, When::Any(&[&[is_not(0, PRIO_PROCESS)], &[is_not(1, 0)]])),
+    rule(libc::SYS_sched_setscheduler, EPERM, When::Any(&[&[is_not(0, 0)]])),
+    rule(libc::SYS_sched_setparam, EPERM, When::Any(&[&[is_not(0, 0)]])),
+    rule(libc::SYS_sched_setattr, EPERM, When::Any(&[&[is_not(0, 0)]])),
+    rule(libc::SYS_ioprio_set, EPERM, When::Any(&[&[is_not(0, IOPRIO_WHO_PROCESS)], &[is_not(1, 0)]])),
+    // A set-user-id file in the workspace is root's, or the owner's, for whoever reaches it on the
+    // host. The mode of the last two lies in memory, which a filter cannot read.
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_chmod, EPERM, When::Any(&[&[has_any(1, SET_ID_BITS)]])),
+    rule(libc::SYS_fchmod, EPERM, When::Any(&[&[has_any(1, SET_ID_BITS)]])),
+    rule(libc::SYS_fchmodat, EPERM, When::Any(&[&[has_any(2, SET_ID_BITS)]])),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_creat, EPERM, When::Any(&[&[has_any(1, SET_ID_BITS)]])),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_mknod, EPERM, When::Any(&[&[has_any(1, SET_ID_BITS)]])),
+    rule(libc::SYS_mknodat, EPERM, When::Any(&[&[has_any(2, SET_ID_BITS)]])),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_open, EPERM, When::Any(&[&[has_any(1, CREATES), has_any(2, SET_ID_BITS)]])),
+    rule(libc::SYS_openat, EPERM, When::Any(&[&[has_any(2, CREATES), has_any(3, SET_ID_BITS)]])),
+    rule(SYS_FCHMODAT2, ENOSYS, When::OfCommands),
+    rule(libc::SYS_openat2, ENOSYS, When::OfCommands),
+    // Contexts of asynchronous I/O are counted for the whole host.
+    rule(libc::SYS_io_setup, ENOSYS, When::Always),
     // Keyrings belong to a user, not to a namespace; request_key runs a helper outside.
     rule(libc::SYS_keyctl, EPERM, When::Always),
     rule(libc::SYS_add_key, EPERM, When::Always),
@@ -257,13 +291,19 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Compiles the table. With `debug`, processes of one call may trace each other.
-    pub fn new(debug: bool) -> Self {
-        let mut rules: Vec<Rule> = RULES
-            .iter()
-            .copied()
-            .filter(|rule| !(debug && rule.when == When::NotDebugging))
-            .collect();
+    /// Compiles the table for init and all commands. With `debug`, processes of one call may trace
+    /// each other.
+    pub fn of_commands(debug: bool) -> Self {
+        Self::of(RULES.iter().filter(|rule| !(debug && rule.when == When::NotDebugging)))
+    }
+
+    /// Compiles the table for the toolbox, which runs no code but ours.
+    pub fn of_toolbox() -> Self {
+        Self::of(RULES.iter().filter(|rule| rule.when != When::OfCommands))
+    }
+
+    fn of<'a>(rules: impl Iterator<Item = &'a Rule>) -> Self {
+        let mut rules: Vec<Rule> = rules.copied().collect();
         rules.sort_by_key(|rule| rule.number);
         let mut program = vec![
             plain(op::LOAD, OFFSET_ARCHITECTURE),
@@ -326,7 +366,7 @@ fn tree(rules: &[Rule]) -> Vec<Instruction> {
 
 fn leaf(rule: &Rule) -> Vec<Instruction> {
     let body = match rule.when {
-        When::Always | When::NotDebugging => vec![refuse(rule.errno)],
+        When::Always | When::NotDebugging | When::OfCommands => vec![refuse(rule.errno)],
         When::Any(clauses) => {
             let mut body: Vec<_> =
                 clauses.iter().flat_map(|tests| clause(tests, rule.errno)).collect();
@@ -380,7 +420,7 @@ mod tests {
         let refused = RULES.iter().find(|rule| {
             rule.number == i64::from(number)
                 && match rule.when {
-                    When::Always => true,
+                    When::Always | When::OfCommands => true,
                     When::NotDebugging => !debug,
                     When::Any(clauses) => clauses.iter().any(|tests| tests.iter().all(holds)),
                 }
@@ -432,6 +472,8 @@ mod tests {
             // The kernel reads an int: high bits must not hide a command.
             Just(libc::TIOCSTI | 1 << 40),
             Just(libc::TIOCLINUX),
+            Just(0o4755_u64),
+            Just(u64::from(CREATES)),
             Just(262_u64),
             Just(256_u64),
             Just(132_u64),
@@ -447,7 +489,7 @@ mod tests {
             number in prop_oneof![0_u32..NEWEST + 10, any::<u32>()],
             arguments in proptest::array::uniform6(interesting()),
         ) {
-            let filter = Filter::new(debug);
+            let filter = Filter::of_commands(debug);
             prop_assert_eq!(
                 run(filter.program(), ARCHITECTURE, number, arguments),
                 expected(debug, ARCHITECTURE, number, arguments)
@@ -457,7 +499,7 @@ mod tests {
 
     #[test]
     fn every_refused_call_is_refused_and_its_neighbours_are_not() {
-        let filter = Filter::new(false);
+        let filter = Filter::of_commands(false);
         for number in 0..=NEWEST + 1 {
             for arguments in [[0; 6], [u64::MAX; 6]] {
                 assert_eq!(
@@ -470,8 +512,19 @@ mod tests {
     }
 
     #[test]
+    fn the_toolbox_may_open_by_openat2_and_nothing_else_more() {
+        let toolbox = Filter::of_toolbox();
+        for number in 0..=NEWEST {
+            let freed = [SYS_FCHMODAT2, libc::SYS_openat2].contains(&i64::from(number));
+            let expected =
+                if freed { ALLOW } else { expected(false, ARCHITECTURE, number, [0; 6]) };
+            assert_eq!(run(toolbox.program(), ARCHITECTURE, number, [0; 6]), expected, "{number}");
+        }
+    }
+
+    #[test]
     fn another_architecture_is_killed() {
-        assert_eq!(run(Filter::new(false).program(), 0x4000_0003, 1, [0; 6]), KILL);
+        assert_eq!(run(Filter::of_commands(false).program(), 0x4000_0003, 1, [0; 6]), KILL);
     }
 
     #[test]

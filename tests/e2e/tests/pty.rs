@@ -184,12 +184,9 @@ both! {
         assert!(terminal.drawn.contains("Stopped"), "{:?}", terminal.drawn);
         assert!(terminal.drawn.contains("Running"), "{:?}", terminal.drawn);
         terminal.clear();
-        terminal.write("cat\n").await;
         // What is typed before the shell hands the terminal over is not a line of cat's.
-        cofferdam_e2e::wait_for("cat reads", Duration::from_secs(5), || {
-            daemon.cell().into_iter().find(|process| process.command_line == "cat")
-        })
-        .await;
+        terminal.write("sh -c 'echo re\"\"ady; exec cat'\n").await;
+        terminal.until("ready\r\n").await;
         terminal.write("echoed twice\n").await;
         terminal.until("echoed twice\r\nechoed twice\r\n").await;
         terminal.clear();

@@ -71,7 +71,7 @@ async fn measure_all(cofferdam: &Path, rounds: usize) -> anyhow::Result<Figures>
     let daemon = Daemon::start(Command::new(cofferdam), &place)?;
     let client = GrpcClient::connect(&daemon.address).await?;
     let filter = place.state.join("filter.bpf");
-    std::fs::write(&filter, Filter::new(false).to_bytes())?;
+    std::fs::write(&filter, Filter::of_commands(false).to_bytes())?;
     let mut programs = Vec::new();
     for (name, argv) in PROGRAMS {
         let bench = Bench {

@@ -25,6 +25,9 @@ const LIST_BYTES_RESERVED: usize = 64 * 1024;
 
 type Events = Pin<Box<dyn FutureStream<Item = Result<v1::ProcessEvent, Status>> + Send>>;
 
+/// Characters of a process's name that an error repeats; ours have far fewer.
+const PROCESS_ID_SHOWN_MAX: usize = 128;
+
 /// The service.
 #[derive(Debug, Clone)]
 pub(crate) struct Processes {
@@ -40,7 +43,9 @@ impl Processes {
 
     async fn find(&self, process_id: &str) -> Result<Arc<Process>, Fault> {
         let found = self.supervisor.find(process_id).await;
-        found.ok_or_else(|| Fault::NotFound { process_id: process_id.to_owned() })
+        // A long one would not fit into the error's metadata.
+        let shown = || process_id.chars().take(PROCESS_ID_SHOWN_MAX).collect();
+        found.ok_or_else(|| Fault::NotFound { process_id: shown() })
     }
 }
 
