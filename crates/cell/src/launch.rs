@@ -154,12 +154,11 @@ fn converse(plan: &Plan, socket: &OwnedFd) -> Result<(OwnedFd, Enforcement), Lau
 }
 
 /// Limits that the native engine does not set yet on any host.
-const NOT_ENFORCED: [&str; 5] = [
+const NOT_ENFORCED: [&str; 4] = [
     "memory: limited for each process (RLIMIT_DATA), not for a call or the cell",
     "cpu: not limited",
     "workspace and home size: not limited",
     "unix sockets of the host inside the workspace: can be connected to",
-    "metadata: a call that may not change the workspace can still change modes and times there",
 ];
 
 /// The first statement of `main` in every program that launches cells: when this process was

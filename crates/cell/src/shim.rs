@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 
+use cofferdam_sandbox::Filter;
 use cofferdam_spec::{Command, Limits};
 use cofferdam_sys::{Spawn, SpawnError, SpawnStep, Spawned, spawn};
 use nix::errno::Errno;
@@ -147,6 +148,7 @@ fn start(
         return Err(failed(SpawnStep::Stdio, libc::EBADF));
     };
     let strings = Strings::new(&run.command).ok_or(failed(SpawnStep::Exec, libc::EINVAL))?;
+    let filter = run.workspace_read_only.then(Filter::of_read_only_calls);
     spawn(&Spawn {
         candidates: &strings.candidates,
         argv: &strings.argv,
@@ -156,6 +158,7 @@ fn start(
         controlling_terminal: run.terminal,
         limits: &resource_limits(&run.limits),
         ruleset: ruleset.as_fd(),
+        filter: filter.as_ref().map_or(&[], Filter::program),
         pid_cell: notes.pid_cell(),
     })
 }

@@ -109,7 +109,8 @@ pub(crate) struct ExecArgs {
     /// Directory in the cell.
     #[arg(long, value_name = "DIR", default_value = "/workspace")]
     pub(crate) cwd: String,
-    /// No file under /workspace can be written, created, removed or renamed by this call.
+    /// Nothing under /workspace can be changed by this call; nor owners, modes, times and
+    /// attributes of files anywhere.
     #[arg(long)]
     pub(crate) read_only: bool,
     /// Run on a terminal, also when standard input or output is none.

@@ -247,6 +247,50 @@ const RULES: &[Rule] = &[
     ])),
 ];
 
+/// What a call that may change nothing in the workspace is refused besides: Landlock keeps it from
+/// writing, creating, removing and renaming, but knows nothing of metadata. The filter knows nothing
+/// of paths, so this holds for every file.
+#[rustfmt::skip]
+const READ_ONLY_RULES: &[Rule] = &[
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_chmod, EPERM, When::Always),
+    rule(libc::SYS_fchmod, EPERM, When::Always),
+    rule(libc::SYS_fchmodat, EPERM, When::Always),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_chown, EPERM, When::Always),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_lchown, EPERM, When::Always),
+    rule(libc::SYS_fchown, EPERM, When::Always),
+    rule(libc::SYS_fchownat, EPERM, When::Always),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_utime, EPERM, When::Always),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_utimes, EPERM, When::Always),
+    #[cfg(target_arch = "x86_64")]
+    rule(libc::SYS_futimesat, EPERM, When::Always),
+    rule(libc::SYS_utimensat, EPERM, When::Always),
+    rule(libc::SYS_setxattr, EPERM, When::Always),
+    rule(libc::SYS_lsetxattr, EPERM, When::Always),
+    rule(libc::SYS_fsetxattr, EPERM, When::Always),
+    rule(libc::SYS_removexattr, EPERM, When::Always),
+    rule(libc::SYS_lremovexattr, EPERM, When::Always),
+    rule(libc::SYS_fremovexattr, EPERM, When::Always),
+    rule(SYS_SETXATTRAT, EPERM, When::Always),
+    rule(SYS_REMOVEXATTRAT, EPERM, When::Always),
+    rule(SYS_FILE_SETATTR, EPERM, When::Always),
+    rule(libc::SYS_ioctl, EPERM, When::Any(&[
+        &[is(1, FS_IOC_SETFLAGS)],
+        &[is(1, FS_IOC_FSSETXATTR)],
+    ])),
+];
+const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+/// Linux 6.13.
+const SYS_SETXATTRAT: i64 = 463;
+const SYS_REMOVEXATTRAT: i64 = 466;
+/// Linux 6.17.
+const SYS_FILE_SETATTR: i64 = 469;
+
 /// Operations of classic BPF (`linux/filter.h`).
 mod op {
     pub(super) const LOAD: u16 = 0x20;
@@ -300,6 +344,11 @@ impl Filter {
     /// Compiles the table for the toolbox, which runs no code but ours.
     pub fn of_toolbox() -> Self {
         Self::of(RULES.iter().filter(|rule| rule.when != When::OfCommands))
+    }
+
+    /// Compiles what a call that may change nothing in the workspace adds to the commands' filter.
+    pub fn of_read_only_calls() -> Self {
+        Self::of(READ_ONLY_RULES.iter())
     }
 
     fn of<'a>(rules: impl Iterator<Item = &'a Rule>) -> Self {
@@ -519,6 +568,22 @@ mod tests {
             let expected =
                 if freed { ALLOW } else { expected(false, ARCHITECTURE, number, [0; 6]) };
             assert_eq!(run(toolbox.program(), ARCHITECTURE, number, [0; 6]), expected, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_read_only_call_changes_no_metadata_and_reads_as_before() {
+        let filter = Filter::of_read_only_calls();
+        let answer = |number, arguments| run(filter.program(), ARCHITECTURE, number, arguments);
+        let refused = libc::SECCOMP_RET_ERRNO | EPERM as u32;
+        for rule in READ_ONLY_RULES.iter().filter(|rule| rule.when == When::Always) {
+            assert_eq!(answer(rule.number as u32, [0; 6]), refused, "{rule:?}");
+        }
+        let ioctl = libc::SYS_ioctl as u32;
+        assert_eq!(answer(ioctl, [0, FS_IOC_SETFLAGS.into(), 0, 0, 0, 0]), refused);
+        assert_eq!(answer(ioctl, [0, libc::TCGETS, 0, 0, 0, 0]), ALLOW);
+        for number in [libc::SYS_read, libc::SYS_openat, libc::SYS_getxattr, libc::SYS_execve] {
+            assert_eq!(answer(number as u32, [0; 6]), ALLOW);
         }
     }
 

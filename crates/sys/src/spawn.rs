@@ -8,6 +8,8 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::process::Pid;
 
+use crate::restrict::{Instruction, install_filter};
+
 /// What to execute, prepared so that the child makes system calls only.
 #[derive(Debug)]
 pub struct Spawn<'a> {
@@ -27,6 +29,8 @@ pub struct Spawn<'a> {
     pub limits: &'a [(u32, u64)],
     /// The Landlock layer of the program.
     pub ruleset: BorrowedFd<'a>,
+    /// A further seccomp filter of the program; empty for none.
+    pub filter: &'a [Instruction],
     /// Where the kernel stores the new process's id before it executes anything: a cell of
     /// [`shared_cells`](crate::shared_cells) tells it even to those who outlive the caller.
     pub pid_cell: &'a AtomicU32,
@@ -58,6 +62,8 @@ pub enum SpawnStep {
     Cwd,
     /// Add the Landlock layer.
     Landlock,
+    /// Install the further filter.
+    Filter,
     /// Close or mark the other descriptors.
     Descriptors,
     /// Execute the program.
@@ -75,6 +81,7 @@ impl SpawnStep {
             SpawnStep::Limits => "limits",
             SpawnStep::Cwd => "cwd",
             SpawnStep::Landlock => "landlock",
+            SpawnStep::Filter => "filter",
             SpawnStep::Descriptors => "descriptors",
             SpawnStep::Exec => "exec",
         }
@@ -202,6 +209,9 @@ fn steps(shared: &mut Shared<'_>) -> (SpawnStep, i32) {
         }
         if libc::syscall(libc::SYS_landlock_restrict_self, spawn.ruleset.as_raw_fd(), 0) < 0 {
             return (SpawnStep::Landlock, errno());
+        }
+        if !spawn.filter.is_empty() && install_filter(spawn.filter).is_err() {
+            return (SpawnStep::Filter, errno());
         }
         if libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) < 0
         {
