@@ -177,8 +177,9 @@ both! {
         for _ in 0..100 {
             let offset = choices.below(total);
             let request = connect(&process_id, offset);
-            let mut events =
-                daemon.processes().connect(request).await.expect("Connect answers").into_inner();
+            // Each on a connection of its own: HTTP/2 ends one on which many streams are given up.
+            let mut client = ProcessServiceClient::new(daemon.new_channel());
+            let mut events = client.connect(request).await.expect("Connect answers").into_inner();
             loop {
                 let event = events.message().await.expect("the stream").expect("an event");
                 if let Some(Event::Stdout(bytes)) = event.event {
