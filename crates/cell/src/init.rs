@@ -30,8 +30,9 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::call::Call;
+use crate::call::{Call, Phase};
 use crate::channel::{Channel, Received};
 use crate::notes::{SLOTS, Slot};
 use crate::protocol::{CallId, Event, Exec, KillCause, Request, Status, Target};
@@ -70,6 +71,8 @@ struct Init {
     /// The processors that init may use.
     affinity: CpuSet,
     writable_wanted: bool,
+    /// Whether sending failed for a reason that no readiness will tell the end of.
+    send_later: bool,
 }
 
 const CONTROL: u64 = 0;
@@ -128,6 +131,7 @@ impl Init {
             retire_at: Instant::now() + RETIRE_INTERVAL,
             affinity: sched_getaffinity(nix::unistd::Pid::from_raw(0))?,
             writable_wanted: false,
+            send_later: false,
         };
         init.replenish(UNNAMED);
         Ok(init)
@@ -234,6 +238,30 @@ impl Init {
         let Some(call) = self.calls.get_mut(&id) else { return };
         if call.start_kill(now, grace, cause) && grace > Duration::ZERO {
             self.terminate(id);
+        }
+    }
+
+    /// What is left after the grace. A call that no shim has started by then has no tree: it ends
+    /// with its shim, or with its place in the queue.
+    fn kill_now(&mut self, id: CallId) {
+        match self.calls.get(&id).map(|call| call.phase) {
+            Some(Phase::Running { .. }) => {
+                for process in self.tree_of(id) {
+                    signal(&process, libc::SIGKILL);
+                }
+            }
+            Some(Phase::Handed { shim }) => {
+                let pid = self.shims.get(&shim).and_then(|shim| shim.pid).and_then(Pid::from_raw);
+                // It fails when the shim has ended meanwhile, which `reap` will hear.
+                let _sent = pid.map(|pid| kill_process(pid, Signal::KILL));
+            }
+            Some(Phase::Waiting) => {
+                for session in self.sessions.values_mut() {
+                    session.waiting.retain(|waiting| *waiting != id);
+                }
+                self.end_orphaned(id);
+            }
+            Some(Phase::Orphaned) | None => {}
         }
     }
 
@@ -382,7 +410,7 @@ impl Init {
     fn timeout(&self) -> Option<rustix::time::Timespec> {
         let now = Instant::now();
         let calls = self.calls.values().filter_map(|call| call.next_event(now, KILL_INTERVAL));
-        let strays = self.strays_may_exist.then(|| now + KILL_INTERVAL);
+        let strays = (self.strays_may_exist || self.send_later).then(|| now + KILL_INTERVAL);
         let surplus = |session: &Session| session.idle.len() > IDLE_SHIMS_KEPT;
         let surplus =
             self.sessions.values().any(surplus) || self.sessions.len() > IDLE_SESSIONS_MAX;
@@ -416,9 +444,7 @@ impl Init {
                 }
             }
             if self.calls.get(&id).is_some_and(|call| call.must_kill(now)) {
-                for process in self.tree_of(id) {
-                    signal(&process, libc::SIGKILL);
-                }
+                self.kill_now(id);
             }
         }
         if self.strays_may_exist {
@@ -436,15 +462,22 @@ impl Init {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.send_later = false;
         while let Some((event, descriptors)) = self.outbox.front() {
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             match self.control.send(event, &borrowed) {
                 Ok(()) => drop(self.outbox.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Programs of the cell can fill their user's count of descriptors in flight: then
+                // it is tried again at the next tick.
+                Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                    self.send_later = true;
+                    break;
+                }
                 Err(error) => return Err(error),
             }
         }
-        let wanted = !self.outbox.is_empty();
+        let wanted = !self.outbox.is_empty() && !self.send_later;
         if wanted != self.writable_wanted {
             self.writable_wanted = wanted;
             let mut flags = epoll::EventFlags::IN;

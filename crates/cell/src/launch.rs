@@ -153,7 +153,7 @@ fn converse(plan: &Plan, socket: &OwnedFd) -> Result<(OwnedFd, Enforcement), Lau
     }
 }
 
-/// Limits that the native engine does not set yet on any host.
+/// What the native engine does not enforce on any host.
 const NOT_ENFORCED: [&str; 4] = [
     "memory: limited for each process (RLIMIT_DATA), not for a call or the cell",
     "cpu: not limited",

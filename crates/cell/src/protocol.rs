@@ -176,13 +176,8 @@ pub enum Event {
 /// Daemon to toolbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolboxRequest {
-    /// Is it alive, and does it see the workspace? Answered by [`ToolboxReply::Pong`].
-    Ping {
-        /// Comes back in the answer.
-        token: u64,
-    },
     /// Count the files that programs of the cell see as somebody else's. Answered by
-    /// [`ToolboxReply::Surveyed`], when it is done; pings are answered meanwhile.
+    /// [`ToolboxReply::Surveyed`], when it is done.
     Survey {
         /// Comes back in the answer.
         token: u64,
@@ -192,13 +187,6 @@ pub enum ToolboxRequest {
 /// Toolbox to daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolboxReply {
-    /// It is.
-    Pong {
-        /// The request's token.
-        token: u64,
-        /// Free bytes of the workspace's file system for an unprivileged user.
-        workspace_free_bytes: u64,
-    },
     /// The count.
     Surveyed {
         /// The request's token.

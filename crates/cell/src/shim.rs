@@ -70,7 +70,11 @@ pub(crate) fn run(
                         report(what, None)
                     })
                 } else {
-                    report(What::Spawned { pid: number }, Some(&pidfd)).and_then(|()| {
+                    // Without the pidfd (descriptors in flight are counted) the leader cannot be
+                    // signalled alone; its tree still can.
+                    let spawned = report(What::Spawned { pid: number }, Some(&pidfd))
+                        .or_else(|_| report(What::Spawned { pid: number }, None));
+                    spawned.and_then(|()| {
                         drop(pidfd);
                         gather(pid, notes, |what| report(what, None))
                     })

@@ -2,7 +2,7 @@
 //! sight, behind the same mounts and rules.
 //!
 //! Its threads are made before a command can run. What may take long is a worker's; the first
-//! thread answers pings and watches for the end of init.
+//! thread hears requests and watches for the end of init.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -49,18 +49,12 @@ pub(crate) fn run(channel: Channel<ToolboxReply, ToolboxRequest>, init: Pid) -> 
         }
         let Ok(Some(received)) = channel.receive() else { return 0 };
         let served = match received.message {
-            ToolboxRequest::Ping { token } => channel.send(&pong(token), &[]).is_ok(),
             ToolboxRequest::Survey { token } => surveys.try_send(token).is_ok(),
         };
         if !served {
             return 0;
         }
     }
-}
-
-fn pong(token: u64) -> ToolboxReply {
-    let free = rustix::fs::statvfs(WORKSPACE).map(|stat| stat.f_bavail * stat.f_frsize);
-    ToolboxReply::Pong { token, workspace_free_bytes: free.unwrap_or(0) }
 }
 
 fn serve_surveys(asked: &Receiver<u64>, replies: &Replies) {

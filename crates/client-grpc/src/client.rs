@@ -23,7 +23,7 @@ use crate::wire::{
     workspace_from_wire,
 };
 
-/// Largest answer: the contract's 1 MiB, and the transport's room above it (design section 3).
+/// Largest answer: the contract's 1 MiB, and the transport's room above it.
 const RESPONSE_BYTES_MAX: usize = 1024 * 1024 + 64 * 1024;
 
 /// Largest request that is sent: above the contract's 16 MiB, so that the daemon's own refusal,

@@ -97,10 +97,7 @@ pub(crate) enum Next {
     /// Go on, at most until then.
     Wait(Option<Instant>),
     /// Report the end.
-    Report {
-        /// Somebody still holds an output stream.
-        detached: bool,
-    },
+    Report,
     /// Nothing more can come.
     Done,
 }
@@ -120,12 +117,12 @@ impl Ending {
         // A killed call is answered when it is true that nothing of it runs.
         let settled = if self.killed { self.gone } else { Some(exited) };
         let deadline = match settled {
-            Some(_) if self.open == 0 => return Next::Report { detached: false },
+            Some(_) if self.open == 0 => return Next::Report,
             Some(settled) => settled + DRAIN_MAX,
             None => exited + GRACE + KILL_MAX,
         };
         if now >= deadline {
-            return Next::Report { detached: self.open > 0 };
+            return Next::Report;
         }
         Next::Wait(Some(deadline))
     }
@@ -276,7 +273,7 @@ mod tests {
         (ending.exited, ending.gone) = (Some(start), Some(start));
         assert_eq!(ending.next(start), Next::Wait(Some(start + DRAIN_MAX)));
         ending.open = 0;
-        assert_eq!(ending.next(start), Next::Report { detached: false });
+        assert_eq!(ending.next(start), Next::Report);
         ending.reported = true;
         assert_eq!(ending.next(start), Next::Done);
     }
@@ -285,7 +282,7 @@ mod tests {
     fn a_background_process_that_holds_a_stream_is_detached_from_after_the_drain() {
         let start = Instant::now();
         let mut ending = Ending { open: 1, exited: Some(start), ..Ending::default() };
-        assert_eq!(ending.next(start + DRAIN_MAX), Next::Report { detached: true });
+        assert_eq!(ending.next(start + DRAIN_MAX), Next::Report);
         ending.reported = true;
         assert_eq!(ending.next(start + 60 * SECOND), Next::Wait(None));
         ending.gone = Some(start + 60 * SECOND);
@@ -298,9 +295,9 @@ mod tests {
         let mut ending = Ending { exited: Some(start), killed: true, ..Ending::default() };
         let bound = start + GRACE + KILL_MAX;
         assert_eq!(ending.next(start + SECOND), Next::Wait(Some(bound)));
-        assert_eq!(ending.next(bound), Next::Report { detached: false });
+        assert_eq!(ending.next(bound), Next::Report);
         ending.gone = Some(start + SECOND);
-        assert_eq!(ending.next(start + SECOND), Next::Report { detached: false });
+        assert_eq!(ending.next(start + SECOND), Next::Report);
     }
 
     #[test]

@@ -52,13 +52,13 @@ pub(crate) async fn idle(
 
 /// Refuses new calls, gives running ones `grace` to end, then kills them.
 pub(crate) async fn drain(supervisor: &Handle, grace: Duration) {
-    supervisor.drain().await;
+    supervisor.drain();
     if tokio::time::timeout(grace, all_ended(supervisor)).await.is_ok() {
         return;
     }
     let left = supervisor.state().borrow().running;
     tracing::warn!(left, "calls did not end in time and are killed");
-    supervisor.kill_running(KillCause::Drain).await;
+    supervisor.kill_running(KillCause::Drain);
     if tokio::time::timeout(GRACE + KILL_MAX, all_ended(supervisor)).await.is_err() {
         tracing::error!("killed calls did not end");
     }

@@ -2,7 +2,8 @@
 //!
 //! A reader has no queue. When its gRPC stream has room it is polled, and takes the next bytes from
 //! the log at its own offset; when the log has gone on without it, it gets the gap's two ends. So
-//! readers cost nothing while they do not read, and never slow the program down.
+//! readers cost nothing while they do not read, and slow down no program but one that was started to
+//! wait for them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! By default a process waits for nobody, and a reader that is slow loses the middle of the output.
 //! A client can ask for the other thing, what a pipe does: the program's output is not read on
-//! while that client's stream is far behind. It ends with the stream, or with the program.
+//! while that client's stream is far behind. It ends with that stream.
 
 use tokio::sync::watch;
 

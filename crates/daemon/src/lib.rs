@@ -151,7 +151,7 @@ impl Daemon {
             result = served => result,
             ended = &mut task => return Err(RunError::Supervisor(ended.err())),
         };
-        handle.stop().await;
+        handle.stop();
         task.await.map_err(|error| RunError::Supervisor(Some(error)))?;
         result
     }

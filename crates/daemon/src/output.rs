@@ -23,7 +23,7 @@ use bytes::Bytes;
 /// Bytes at a stream's start that are kept for good: the first error of a long build is here.
 const HEAD_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Bytes at a stream's end that are kept: with the head 16 MiB, the design's bound of a job file.
+/// Bytes at a stream's end that are kept: with the head 16 MiB, the bound of a job file.
 const TAIL_BYTES: u64 = 12 * 1024 * 1024;
 
 /// Most that one stream keeps.

@@ -1,7 +1,8 @@
 //! The task of one running process: moves its output into the logs and its input out of the
 //! buffer, watches the idle and output limits, and decides with [`Ending`] when its end is told.
 //!
-//! It never waits for a reader, so a client that stops reading cannot stall the program.
+//! It waits for no reader, so a client that stops reading cannot stall the program, unless the client
+//! that started it asked for just that ([`flow`](crate::flow)).
 
 use std::future::poll_fn;
 use std::io;
@@ -115,6 +116,8 @@ pub(crate) struct Pump {
     kills: Kills,
     ending: Ending,
     last_output: Instant,
+    /// Whether a stream had to wait for its reader.
+    was_ahead: bool,
     /// Whether a limit of ours has been reported to init.
     over_limit: bool,
 }
@@ -127,7 +130,18 @@ impl Pump {
         let flow = process.flow.news();
         let last_output = Instant::now();
         process.enter(Phase::Running { pid });
-        Self { process, pid, streams, tree, flow, kills, ending, last_output, over_limit: false }
+        Self {
+            process,
+            pid,
+            streams,
+            tree,
+            flow,
+            kills,
+            ending,
+            last_output,
+            was_ahead: false,
+            over_limit: false,
+        }
     }
 
     /// Whether nothing more can come.
@@ -141,7 +155,7 @@ impl Pump {
         loop {
             match self.ending.next(Instant::now()) {
                 Next::Wait(until) => self.step(until).await,
-                Next::Report { .. } => {
+                Next::Report => {
                     self.sweep();
                     self.report(self.ending.open > 0);
                     return self;
@@ -171,6 +185,11 @@ impl Pump {
     }
 
     async fn step(&mut self, until: Option<Instant>) {
+        let ahead = self.is_ahead();
+        if std::mem::replace(&mut self.was_ahead, ahead) && !ahead {
+            // The silence so far was ours.
+            self.last_output = Instant::now();
+        }
         let deadline = [until, self.idle_deadline()].into_iter().flatten().min();
         let before = self.streams.open();
         let has_sink = self.streams.sink.is_some();
@@ -215,18 +234,28 @@ impl Pump {
     }
 
     fn observe_idle(&mut self) {
-        if self.idle_deadline().is_some_and(|deadline| Instant::now() >= deadline) {
+        let is_due = |pump: &Self| pump.idle_deadline().is_some_and(|at| Instant::now() >= at);
+        if is_due(self) {
+            // What lies in the pipes is output too, and this task may run late.
+            self.sweep();
+        }
+        if is_due(self) {
             self.kill(KillCause::Idle);
         }
     }
 
     fn idle_deadline(&self) -> Option<Instant> {
         let idle = self.process.about.limits.idle?;
-        if (0..self.process.streams().len()).any(|index| self.process.is_ahead(index)) {
+        if self.is_ahead() {
             // It is we who do not listen.
             return None;
         }
         (self.ending.exited.is_none() && !self.over_limit).then(|| self.last_output + idle)
+    }
+
+    /// Whether a stream waits for its reader.
+    fn is_ahead(&self) -> bool {
+        (0..self.process.streams().len()).any(|index| self.process.is_ahead(index))
     }
 
     fn kill(&mut self, cause: KillCause) {

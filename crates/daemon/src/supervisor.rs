@@ -85,7 +85,16 @@ pub(crate) enum StartRefused {
 /// Asks the supervisor to kill trees. Each call asks a bounded number of times (its limits, its
 /// client, its drain), so the channel needs no bound of its own, and no kill is ever lost.
 #[derive(Debug, Clone)]
-pub(crate) struct Kills(mpsc::UnboundedSender<Request>);
+pub(crate) struct Kills(mpsc::UnboundedSender<Urgent>);
+
+/// What must not wait behind calls: it is taken also while the way to init is clogged.
+#[derive(Debug)]
+enum Urgent {
+    Kill { call: CallId, grace: Duration, cause: KillCause },
+    Drain,
+    KillRunning(KillCause),
+    Stop,
+}
 
 impl Kills {
     /// For tests of what kills nothing.
@@ -97,7 +106,7 @@ impl Kills {
     /// Kills a call's tree; a call that is gone is ignored.
     pub(crate) fn kill(&self, call: CallId, grace: Duration, cause: KillCause) {
         // Without a supervisor there is no cell, and so no tree.
-        let _ = self.0.send(Request::Kill { call, grace, cause });
+        let _ = self.0.send(Urgent::Kill { call, grace, cause });
     }
 }
 
@@ -155,15 +164,31 @@ enum Command {
     Page(Option<SessionId>, CallId, usize, oneshot::Sender<Vec<Arc<Process>>>),
     Signal { call: CallId, signal: i32, target: Target, reply: oneshot::Sender<u32> },
     EndSession(SessionId, oneshot::Sender<Vec<Arc<Process>>>),
-    Drain,
-    KillRunning(KillCause),
-    Stop,
+}
+
+/// What a request to init was about, for when it cannot be sent.
+#[derive(Debug, Clone, Copy)]
+enum Sent {
+    Exec(CallId),
+    Signal(u64),
+    Kill,
+}
+
+impl Sent {
+    fn of(request: &Request) -> Self {
+        match request {
+            Request::Exec(exec) => Self::Exec(exec.call),
+            Request::Signal { token, .. } => Self::Signal(*token),
+            Request::Kill { .. } | Request::EndSession { .. } => Self::Kill,
+        }
+    }
 }
 
 /// The way to the supervisor.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
+    urgent: mpsc::UnboundedSender<Urgent>,
     state: watch::Receiver<State>,
 }
 
@@ -201,18 +226,19 @@ impl Handle {
     }
 
     /// From here on new calls are refused.
-    pub(crate) async fn drain(&self) {
-        let _ = self.commands.send(Command::Drain).await;
+    pub(crate) fn drain(&self) {
+        // Without a supervisor there is nothing to refuse, to kill or to end; below alike.
+        let _ = self.urgent.send(Urgent::Drain);
     }
 
     /// Kills every call whose end has not been reported.
-    pub(crate) async fn kill_running(&self, cause: KillCause) {
-        let _ = self.commands.send(Command::KillRunning(cause)).await;
+    pub(crate) fn kill_running(&self, cause: KillCause) {
+        let _ = self.urgent.send(Urgent::KillRunning(cause));
     }
 
     /// Ends the supervisor, and the cell with it.
-    pub(crate) async fn stop(&self) {
-        let _ = self.commands.send(Command::Stop).await;
+    pub(crate) fn stop(&self) {
+        let _ = self.urgent.send(Urgent::Stop);
     }
 
     /// The latest state, and news of later ones.
@@ -258,7 +284,7 @@ pub(crate) struct Supervisor {
     signals: HashMap<u64, oneshot::Sender<u32>>,
     next_token: u64,
     commands: mpsc::Receiver<Command>,
-    kill_requests: mpsc::UnboundedReceiver<Request>,
+    urgent: mpsc::UnboundedReceiver<Urgent>,
     kills: Kills,
     state: watch::Sender<State>,
 }
@@ -272,7 +298,7 @@ impl Supervisor {
         nonce: u32,
     ) -> std::io::Result<(Self, Handle)> {
         let (commands_in, commands) = mpsc::channel(COMMANDS_MAX);
-        let (kills, kill_requests) = mpsc::unbounded_channel();
+        let (urgent_in, urgent) = mpsc::unbounded_channel();
         let state = watch::Sender::new(State {
             running: 0,
             trees: 0,
@@ -281,7 +307,8 @@ impl Supervisor {
             enforcement: v1::Enforcement::from(&port.enforcement),
             warnings: Vec::new(),
         });
-        let handle = Handle { commands: commands_in, state: state.subscribe() };
+        let handle =
+            Handle { commands: commands_in, urgent: urgent_in.clone(), state: state.subscribe() };
         let supervisor = Self {
             launch,
             link: Some(Link::new(port.ends)?),
@@ -298,8 +325,8 @@ impl Supervisor {
             signals: HashMap::new(),
             next_token: 0,
             commands,
-            kill_requests,
-            kills: Kills(kills),
+            urgent,
+            kills: Kills(urgent_in),
             state,
         };
         Ok((supervisor, handle))
@@ -313,10 +340,17 @@ impl Supervisor {
             tokio::select! {
                 biased;
                 incoming = next_incoming(&mut self.link) => self.on_incoming(incoming),
-                Some(kill) = self.kill_requests.recv() => self.send(kill),
+                Some(urgent) = self.urgent.recv() => match urgent {
+                    Urgent::Kill { call, grace, cause } => {
+                        self.send(Request::Kill { call, grace, cause });
+                    }
+                    Urgent::Drain => self.draining = true,
+                    Urgent::KillRunning(cause) => self.kill_running(cause),
+                    Urgent::Stop => break,
+                },
                 Some(pump) = self.pumps.join_next_with_id() => self.on_pump(pump),
                 command = self.commands.recv(), if !clogged => match command {
-                    Some(Command::Stop) | None => break,
+                    None => break,
                     Some(command) => self.on_command(command),
                 },
                 () = sleep_until(expiry) => self.records.forget(Instant::now()),
@@ -344,9 +378,6 @@ impl Supervisor {
             Command::EndSession(session, reply) => {
                 let _ = reply.send(self.end_session(&session));
             }
-            Command::Drain => self.draining = true,
-            Command::KillRunning(cause) => self.kill_running(cause),
-            Command::Stop => {}
         }
     }
 
@@ -455,29 +486,31 @@ impl Supervisor {
 
     /// Sends to init. Without a cell there is nothing that the request could be about.
     fn send(&mut self, request: Request) {
-        let exec = match &request {
-            Request::Exec(exec) => Some(exec.call),
-            Request::Signal { .. } | Request::Kill { .. } | Request::EndSession { .. } => None,
-        };
+        let sent = Sent::of(&request);
         match self.link.as_mut().map(|link| link.send(request)) {
             None | Some(Ok(())) => {}
-            Some(Err(SendError::Refused(error))) => self.refused(exec, &error),
+            Some(Err(SendError::Refused(error))) => self.refused(sent, &error),
             Some(Err(SendError::Lost(error))) => self.lose_cell(&error),
         }
     }
 
-    fn refused(&mut self, exec: Option<CallId>, error: &std::io::Error) {
+    fn refused(&mut self, request: Sent, error: &std::io::Error) {
         tracing::error!(%error, "a request could not be sent to init");
-        if let Some(call) = exec {
-            self.never_started(call, "send".to_owned(), error.raw_os_error().unwrap_or(0));
+        match request {
+            Sent::Exec(call) => {
+                self.never_started(call, "send".to_owned(), error.raw_os_error().unwrap_or(0));
+            }
+            // Whoever waits for the answer hears that the call is gone.
+            Sent::Signal(token) => drop(self.signals.remove(&token)),
+            // A tree that cannot be killed must not go on.
+            Sent::Kill => self.lose_cell(error),
         }
     }
 
     fn on_incoming(&mut self, incoming: Incoming) {
         match incoming {
             Incoming::Event(received) => self.on_event(received),
-            Incoming::Refused(Request::Exec(exec), error) => self.refused(Some(exec.call), &error),
-            Incoming::Refused(_, error) => self.refused(None, &error),
+            Incoming::Refused(request, error) => self.refused(Sent::of(&request), &error),
             Incoming::Unclogged => {}
             Incoming::Surveyed { foreign, complete } => {
                 let warnings = decide::survey_warnings(foreign, complete);

@@ -73,8 +73,7 @@ pub enum PlanError {
     },
 }
 
-/// Who the cell's programs are, given who serves and who owns the workspace (design section 1,
-/// "Who the cell is"). `primary_group` looks a user's group up.
+/// Who the cell's programs are, given who serves and who owns the workspace. `primary_group` looks a user's group up.
 fn cell_ids(
     server: (u32, u32),
     owner: u32,

@@ -220,7 +220,8 @@ fn lock(
     })?;
     drop(base);
     recipe.step(Step::ToolboxSeccomp, || sys::install_filter(Filter::of_toolbox().program()))?;
-    recipe.step(Step::ToolboxSeal, seal)?;
+    // Entering the second user namespace may have cleared the parent-death signal.
+    recipe.step(Step::ToolboxSeal, || seal().and_then(|()| die_with_parent()))?;
     let abi = sys::landlock_abi().unwrap_or(0);
     Ok((abi, Filter::of_commands(plan.policy.debug)))
 }
@@ -248,6 +249,7 @@ fn run_init(plan: &Plan, kept: Vec<OwnedFd>, init: impl FnOnce(InitSide) -> u8) 
 fn restrict_init(recipe: &Recipe<'_>, handshake: BorrowedFd<'_>) -> Done<[OwnedFd; 3]> {
     let plan = recipe.plan;
     recipe.step(Step::InitProc, || {
+        // Until the Landlock layer, which the signal does not pass.
         die_with_parent()?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         mount(Some("proc"), at("proc").as_str(), Some("proc"), flags, None::<&str>)?;
@@ -363,18 +365,21 @@ fn id_map_namespace(plan: &Plan) -> io::Result<OwnedFd> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let child = sys::fork(Kinship::Child, &[theirs.as_fd()], |kept| {
-        let entered = unshare(CloneFlags::CLONE_NEWUSER).is_ok();
-        let _told = rustix::io::write(&kept[0], &[u8::from(entered)]);
+        let errno = unshare(CloneFlags::CLONE_NEWUSER).map_or_else(|errno| errno as i32, |()| 0);
+        let _told = rustix::io::write(&kept[0], &errno.to_ne_bytes());
         // Until the parent has what it wants, or is gone.
         let _end = rustix::io::read(&kept[0], &mut [0_u8; 1]);
         0
     })?;
     drop(theirs);
     let make = || {
-        let mut entered = [0];
-        rustix::io::read(&ours, &mut entered)?;
-        if entered == [0] {
-            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        let mut errno = [0; 4];
+        if rustix::io::read(&ours, &mut errno)? != errno.len() {
+            return Err(io::Error::from_raw_os_error(libc::ECHILD));
+        }
+        match i32::from_ne_bytes(errno) {
+            0 => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
         }
         let proc = format!("/proc/{}", child.as_raw_nonzero());
         fs::write(format!("{proc}/uid_map"), format!("0 {} 1\n", plan.ids.uid))?;
@@ -488,9 +493,7 @@ fn drop_privileges() -> io::Result<()> {
 
 /// Last: not readable or traceable by processes of the same user.
 fn seal() -> io::Result<()> {
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    // Entering the second user namespace may have cleared it.
-    die_with_parent()
+    Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
 fn set_init_limits(plan: &Plan) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! The seccomp filter: a table of refused system calls with reasons, compiled to a search tree.
 //!
 //! Agents run anything, so the default is to allow; what is refused gets an errno that programs
-//! know how to take, never a kill. The list and its reasons follow `spec/isolation.md`, section 2.
+//! know how to take, never a kill. The reason stands beside each entry.
 //! Ours and not a library's, because one program must answer with several errnos, refuse numbers
 //! that it does not know, and stay a tree: each `exec` pays for the instructions on its path.
 
@@ -84,7 +84,7 @@ const SOCKETS: When = When::Any(&[
     &[is(0, INET6), is(2, IPPROTO_SMC)],
 ]);
 const IPPROTO_SMC: u32 = 256;
-/// SEAL of `tcp(7)`'s client side: data in the SYN passes Landlock's connect rule on old kernels.
+/// From `linux/tcp.h`: data in the SYN passes Landlock's connect rule on old kernels.
 const TCP_FASTOPEN_CONNECT: u32 = 30;
 const SECCOMP_SET_MODE_FILTER: u32 = 1;
 const SECCOMP_FILTER_FLAG_NEW_LISTENER: u32 = 8;
@@ -98,7 +98,7 @@ const IOPRIO_WHO_PROCESS: u32 = 1;
 const EPERM: i32 = libc::EPERM;
 const ENOSYS: i32 = libc::ENOSYS;
 
-/// `open_tree_attr` and `file_setattr` came after the libc crate's table.
+/// Linux 6.15; the libc crate has no name for it.
 const SYS_OPEN_TREE_ATTR: i64 = 467;
 /// Linux 6.6.
 const SYS_FCHMODAT2: i64 = 452;

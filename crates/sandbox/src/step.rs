@@ -141,7 +141,7 @@ impl SetupError {
     /// What would make the step succeed, where that is known.
     pub fn fix(&self) -> Option<&'static str> {
         match (self.step, self.errno) {
-            (Step::Unshare | Step::LockMounts, libc::ENOSPC) => {
+            (Step::Unshare | Step::LockMounts | Step::IdMapNamespace, libc::ENOSPC) => {
                 Some("raise the sysctl user.max_user_namespaces")
             }
             (Step::Unshare, libc::EPERM | libc::EACCES) => Some(

@@ -1,4 +1,4 @@
-//! How a process ended: the sum type of design section 3.
+//! How a process ended, as a sum type: every end has its own name.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Longest identifier, in bytes (design section 3).
+/// Longest identifier, in bytes: room for `session/call/attempt` with long parts.
 const ID_BYTES_MAX: usize = 128;
 
 /// Why an identifier was refused.

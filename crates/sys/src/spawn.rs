@@ -101,7 +101,7 @@ pub struct SpawnError {
 /// cost anything.
 const STACK_BYTES: usize = 32 * 1024;
 
-/// File mode mask of every program (documented in the tool contract; C049).
+/// File mode mask of every program, whatever the daemon's is: files are not writable for others.
 const UMASK: libc::mode_t = 0o022;
 
 /// What parent and child share.

@@ -177,10 +177,11 @@ both! {
             assert_eq!((rest.as_str(), status.code()), ("caught\n", Some(3)), "{signal}");
         }
         // A killed client takes its program along.
-        let mut child = place.exec(&["sleep", "317.25"]).spawn().expect("started");
-        let sleeps = || {
-            all_processes().into_iter().filter(|p| p.command_line == "sleep 317.25").count()
-        };
+        // Not the other user's, which may run at the same time.
+        let seconds = format!("317.{:05}", who.id());
+        let mut child = place.exec(&["sleep", &seconds]).spawn().expect("started");
+        let sleep = format!("sleep {seconds}");
+        let sleeps = || all_processes().into_iter().filter(|p| p.command_line == sleep).count();
         wait_for("it sleeps", Duration::from_secs(10), || (sleeps() == 1).then_some(())).await;
         child.kill().expect("it lives");
         child.wait().expect("it ends");
@@ -189,7 +190,9 @@ both! {
 
     async fn exec_ends_when_its_reader_goes_away(who) {
         let place = Place::new(who);
-        let mut child = place.exec(&["yes"]).stdout(Stdio::piped()).spawn().expect("started");
+        let text = format!("user-{}", who.id());
+        let program = format!("yes {text}");
+        let mut child = place.exec(&["yes", &text]).stdout(Stdio::piped()).spawn().expect("started");
         let mut output = child.stdout.take().expect("piped");
         let mut some = [0; 1000];
         output.read_exact(&mut some).expect("it prints");
@@ -197,7 +200,7 @@ both! {
         let status = ended_within(&mut child, within(5.0));
         assert!(status.code() == Some(141) || status.signal() == Some(13), "{status:?}");
         wait_for("its program is gone", within(5.0), || {
-            let yes = all_processes().into_iter().filter(|p| p.command_line == "yes").count();
+            let yes = all_processes().into_iter().filter(|p| p.command_line == program).count();
             (yes == 0).then_some(())
         })
         .await;

@@ -16,7 +16,7 @@ fn mounts() -> Vec<String> {
 }
 
 /// Steps that only root's recipe has, or only an ordinary user's.
-fn skipped(who: Who, step: &str) -> bool {
+fn is_not_of_recipe(who: Who, step: &str) -> bool {
     match who {
         Who::Root => ["CloneSources"].contains(&step),
         Who::User => ["IdMapNamespace", "Detach", "IdMap", "DropIds"].contains(&step),
@@ -54,7 +54,7 @@ both! {
         let (files, mounts_before) = (snapshot(directory.path()), mounts());
         for (name, text) in steps {
             let said = run(&["--fail-at", name]);
-            if skipped(who, name) {
+            if is_not_of_recipe(who, name) {
                 assert_eq!(said, "ok\n", "{name} is no step of {who:?}'s recipe");
             } else {
                 let first = said.lines().next().unwrap_or_default();

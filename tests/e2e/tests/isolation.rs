@@ -112,17 +112,15 @@ both! {
             assert_eq!(outside(&daemon, &["open", &file]).await, "ok");
             assert_eq!(inside(&daemon, &probe, &["open", "/workspace/link"]).await, "ENOENT");
             let made = daemon.bash("echo x > /workspace/link").await;
-            assert_ne!(made.code(), Some(0), "{made:?}");
+            made.expect_code(1);
             assert_eq!(fs::read_to_string(&file).expect("it is there"), "secret");
             fs::remove_file(daemon.workspace.join("link")).expect("the link can go");
         }
         let decoy = Decoy::make(Path::new("/root"));
         assert_eq!(by_root(&["open", &decoy.file()]), "ok");
         assert_eq!(inside(&daemon, &probe, &["open", &decoy.file()]).await, "ENOENT");
-        for path in ["/etc/shadow", "/root", "/sys/kernel", "/boot", "/var/log", "/lost+found"] {
-            if Path::new(path).exists() {
-                assert_eq!(by_root(&["open", path]), "ok", "{path}");
-            }
+        for path in ["/etc/shadow", "/root", "/sys/kernel", "/var/log"] {
+            assert_eq!(by_root(&["open", path]), "ok", "{path}");
             assert_eq!(inside(&daemon, &probe, &["open", path]).await, "ENOENT", "{path}");
         }
         for path in [daemon.socket(), daemon.state.clone(), daemon.workspace.clone()] {
@@ -319,7 +317,8 @@ both! {
             assert_eq!(outside(&daemon, &["send-udp", &text, "control"]).await, "ok");
             let length = udp.recv(&mut buffer).expect("the datagram from outside");
             assert_eq!(&buffer[..length], b"control");
-            inside(&daemon, &probe, &["send-udp", &text, "escaped"]).await;
+            // The cell's own loopback takes it.
+            assert_eq!(inside(&daemon, &probe, &["send-udp", &text, "escaped"]).await, "ok");
             let own = UdpSocket::bind(host).expect("a port");
             own.send_to(b"sentinel", address).expect("a datagram");
             let length = udp.recv(&mut buffer).expect("the sentinel");

@@ -28,11 +28,11 @@ impl Init {
         loop {
             match waitpid(None, Some(flags)) {
                 Ok(WaitStatus::Exited(pid, code)) => {
-                    self.child_ended(pid.as_raw(), Status::Exited(code));
+                    self.child_ended(pid.as_raw(), Status::Exited(code))?;
                 }
                 Ok(WaitStatus::Signaled(pid, signal, core)) => {
                     let status = Status::Signaled { signal: signal as i32, core };
-                    self.child_ended(pid.as_raw(), status);
+                    self.child_ended(pid.as_raw(), status)?;
                 }
                 Ok(WaitStatus::Stopped(pid, _)) => self.child_stopped(pid.as_raw()),
                 Ok(WaitStatus::StillAlive) | Err(nix::errno::Errno::ECHILD) => return Ok(()),
@@ -42,19 +42,19 @@ impl Init {
         }
     }
 
-    pub(super) fn child_ended(&mut self, pid: i32, status: Status) {
+    pub(super) fn child_ended(&mut self, pid: i32, status: Status) -> io::Result<()> {
         // What it said last may have come in after the reports were read.
-        if self.read_reports().is_err() {
-            return;
-        }
+        self.read_reports()?;
         let keeper_of = |(_, session): &(&String, &Session)| {
             session.keeper.as_ref().is_some_and(|keeper| keeper.pid == pid)
         };
         if let Some(name) = self.sessions.iter().find(keeper_of).map(|(name, _)| name.clone()) {
-            return self.keeper_died(&name);
+            self.keeper_died(&name);
+            return Ok(());
         }
         if let Some(id) = self.shim_with(pid) {
-            return self.shim_died(id);
+            self.shim_died(id);
+            return Ok(());
         }
         // The remains of a shim: perhaps its leader.
         self.strays_may_exist = true;
@@ -69,13 +69,15 @@ impl Init {
                 call.orphan_status.get_or_insert(status);
             }
         }
+        Ok(())
     }
 
-    /// Shims that it was asked for and has not forked will not come; others live on.
+    /// Shims that it was asked for and has not forked will not come; those of calls live on.
     pub(super) fn keeper_died(&mut self, name: &str) {
         let session = self.session(name);
         session.keeper = None;
-        let lost: Vec<ShimId> = session.expected.drain().collect();
+        // Idle ones are in a domain that no later shim will be in.
+        let lost: Vec<ShimId> = session.expected.drain().chain(session.idle.drain(..)).collect();
         for shim in lost {
             self.remove_shim(&shim);
         }
@@ -103,7 +105,7 @@ impl Init {
         }
         let Some(call_id) = shim.call else { return };
         let Some(call) = self.calls.get_mut(&call_id) else { return };
-        let handed = matches!(call.phase, Phase::Handed { .. });
+        let handed = matches!(call.phase, Phase::Handed { .. }) && !call.is_being_killed();
         if handed && call.hand_overs < HAND_OVERS_MAX && was_not_read(&shim.unread) {
             // It never saw the call: nothing has run, so another shim can have it.
             call.hand_overs += 1;
@@ -177,21 +179,25 @@ impl Init {
         let orphaned = |(_, call): &(&CallId, &Call)| matches!(call.phase, Phase::Orphaned);
         let over: Vec<CallId> = self.calls.iter().filter(orphaned).map(|(id, _)| *id).collect();
         for id in over {
-            let Some(mut call) = self.calls.remove(&id) else { continue };
-            if call.exited.is_some() {
-                self.emit(Event::TreeGone { call: id }, Vec::new());
-                continue;
-            }
-            if let Some(ends) = call.unsent_ends() {
-                // Its shim died before it could report it. Without an id nobody knows whether it
-                // ran, and it is lost.
-                let pid = call.orphan_pid.unwrap_or(0) as u32;
-                self.emit(Event::Started { call: id, pid }, ends);
-            }
-            let status = call.orphan_status.unwrap_or(Status::Lost);
-            let killed = call.exit(status);
-            self.emit(Event::Exited { call: id, status, killed, background: 0 }, Vec::new());
+            self.end_orphaned(id);
         }
+    }
+
+    /// Reports the end of a call that no shim looks after.
+    pub(super) fn end_orphaned(&mut self, id: CallId) {
+        let Some(mut call) = self.calls.remove(&id) else { return };
+        if call.exited.is_some() {
+            return self.emit(Event::TreeGone { call: id }, Vec::new());
+        }
+        if let Some(ends) = call.unsent_ends() {
+            // Its shim died before it could report it. Without an id nobody knows whether it ran,
+            // and it is lost.
+            let pid = call.orphan_pid.unwrap_or(0) as u32;
+            self.emit(Event::Started { call: id, pid }, ends);
+        }
+        let status = call.orphan_status.unwrap_or(Status::Lost);
+        let killed = call.exit(status);
+        self.emit(Event::Exited { call: id, status, killed, background: 0 }, Vec::new());
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) const IDLE_SESSIONS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) keeper: Option<Keeper>,
+    /// Number of the keeper's signal domain; never used twice.
+    pub(super) domain: u64,
     pub(super) idle: Vec<ShimId>,
     /// Shims that the keeper has been asked for.
     pub(super) expected: HashSet<ShimId>,
@@ -47,6 +49,8 @@ pub(super) struct Keeper {
 #[derive(Debug)]
 pub(super) struct Shim {
     pub(super) session: String,
+    /// The signal domain that it is in; see [`Session::domain`].
+    pub(super) domain: u64,
     pub(super) notes: Notes,
     pub(super) slot: Slot,
     pub(super) pid: Option<i32>,
@@ -123,6 +127,13 @@ impl Init {
         let missing = wanted.saturating_sub(session.idle.len() + session.expected.len());
         for _ in 0..missing {
             if let Err(error) = self.request_shim(name) {
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) {
+                    // The keeper has ended and is not reaped yet; then the next one is asked.
+                    return;
+                }
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 let session = self.session(name);
                 // With a shim on its way the waiting calls will get it.
@@ -139,7 +150,9 @@ impl Init {
     pub(super) fn request_shim(&mut self, name: &str) -> io::Result<()> {
         if self.session(name).keeper.is_none() {
             let keeper = self.fork_keeper()?;
-            self.session(name).keeper = Some(keeper);
+            let session = self.session(name);
+            session.keeper = Some(keeper);
+            session.domain = session.last_used;
         }
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -151,9 +164,11 @@ impl Init {
             keeper.channel.send(&ForkShim { shim: id, slot }, &[theirs.as_fd()])?;
         }
         session.expected.insert(id);
+        let domain = session.domain;
         self.free_slots.pop();
         let shim = Shim {
             session: name.to_owned(),
+            domain,
             notes: Notes::of(self.cells, slot),
             slot,
             pid: None,
@@ -169,6 +184,8 @@ impl Init {
     pub(super) fn fork_keeper(&self) -> io::Result<Keeper> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        // Init never waits for a keeper, which its session's programs can stop.
+        rustix::io::ioctl_fionbio(&ours, true)?;
         let [session, command, read_only] = &self.rulesets;
         let cells = self.cells;
         let keep = [
@@ -200,18 +217,20 @@ impl Init {
         })
     }
 
-    /// Lets keeper and idle shims go; they end at the end of their channels. Shims of calls stay
-    /// until those are over.
+    /// Lets keeper and shims without a call go; they end at the end of their channels. Shims of calls
+    /// stay until those are over.
     pub(super) fn forget_session(&mut self, name: &str) {
         let Some(mut session) = self.sessions.remove(name) else { return };
-        for shim in session.idle.drain(..) {
+        for shim in session.idle.drain(..).chain(session.expected.drain()) {
             self.remove_shim(&shim);
         }
-        if session.waiting.is_empty() && session.expected.is_empty() {
-            return;
+        // What the keeper may still have forked is nobody's.
+        self.strays_may_exist = true;
+        if !session.waiting.is_empty() {
+            // They get a shim of a new domain, and end by their kill.
+            self.session(name).waiting = session.waiting;
+            self.dispatch(name);
         }
-        // Calls without a shim yet still get one, and end by their kill.
-        self.sessions.insert(name.to_owned(), session);
     }
 
     /// The shim's call is over: it is idle again.
@@ -220,12 +239,12 @@ impl Init {
         shim.stopped_before = false;
         let name = shim.session.clone();
         match self.sessions.get_mut(&name) {
-            Some(session) => {
+            Some(session) if session.domain == shim.domain => {
                 session.idle.push(id);
                 self.dispatch(&name);
             }
-            // Its session has ended: so does it.
-            None => drop(self.remove_shim(&id)),
+            // Its session has ended, or its keeper: so does it.
+            _ => drop(self.remove_shim(&id)),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::args::ExecArgs;
 use crate::connect::{Target, request_id};
 use crate::text;
 
-/// Most input that one call takes, with its other fields (design section 3).
+/// Most input that one call takes, with its other fields.
 const STDIN_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 /// Runs the program to its end and prints what came of it.
