@@ -46,6 +46,7 @@ use shims::{IDLE_SESSIONS_MAX, IDLE_SHIMS_KEPT, Session, Shim, UNNAMED};
 const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a tree that is being killed is killed again.
 const KILL_INTERVAL: Duration = Duration::from_millis(4);
+/// Everything that init knows.
 struct Init {
     control: Channel<Event, Request>,
     /// Only watched: its end is the toolbox's.
