@@ -599,6 +599,27 @@ both! {
         daemon.bash("chmod 600 f && touch new && mkdir e && echo ok").await.expect(0, "ok\n");
     }
 
+    async fn no_file_becomes_set_id(who) {
+        let daemon = Daemon::start(who).await;
+        let attempts = "import errno, os\n\
+            open('f', 'w').close()\n\
+            os.chmod('f', 0o755)\n\
+            for attempt in [\n\
+              lambda: os.chmod('f', 0o4755), lambda: os.chmod('f', 0o2755),\n\
+              lambda: os.fchmod(os.open('f', os.O_RDONLY), 0o6755),\n\
+              lambda: os.open('g', os.O_CREAT | os.O_WRONLY, 0o4755),\n\
+              lambda: os.mknod('h', 0o104755)]:\n\
+              \x20try: attempt(); print('done')\n\
+              \x20except OSError as error: print(errno.errorcode[error.errno])\n";
+        daemon.put_text("attempts.py", attempts);
+        daemon.bash("python3 attempts.py").await.expect(0, &"EPERM\n".repeat(5));
+        // The same user can do all of it where no filter is.
+        let mut outside = who.command("/usr/bin/python3");
+        outside.arg("attempts.py").current_dir(&daemon.workspace);
+        let output = outside.output().expect("python3 runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n".repeat(5));
+    }
+
     async fn a_narrowed_call_cannot_change_modes_times_and_attributes(who) {
         let daemon = Daemon::start(who).await;
         daemon.bash("mkdir d; echo old > f").await.expect(0, "");

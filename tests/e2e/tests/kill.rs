@@ -198,6 +198,20 @@ both! {
         .await;
     }
 
+    async fn a_process_that_outlives_its_first_thread_ends(who) {
+        let daemon = Daemon::start(who).await;
+        let marker = format!("first-thread-{}", unique());
+        // 60 is exit(2), which ends the calling thread alone; `/proc` then shows the process as `Z`.
+        let script = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(60,)).start()\n\
+            ctypes.CDLL(None).syscall(60, 0)\n";
+        daemon.put_text("outlive.py", script);
+        let run = daemon.bash_timeout(&format!("exec python3 outlive.py {marker}"), 1.0).await;
+        run.expect_within(1.0 + GRACE);
+        assert!(matches!(run.reason(), Reason::TimedOut(_)), "{run:?}");
+        daemon.bash("echo next").await.expect(0, "next\n").expect_within(2.0);
+    }
+
     async fn a_stopped_tree_ends(who) {
         let daemon = Daemon::start(who).await;
         let marker = format!("4000.{}", unique().replace('-', ""));
