@@ -7,18 +7,28 @@ use anyhow::ensure;
 use crate::metadata::Metadata;
 
 /// Each crate, and which others of ours it may use.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("cofferdam-spec", &[]),
     ("cofferdam-sys", &[]),
     ("cofferdam-proto", &["cofferdam-spec"]),
+    ("cofferdam-transport", &[]),
     ("cofferdam-sandbox", &["cofferdam-spec", "cofferdam-sys"]),
     ("cofferdam-cell", &["cofferdam-spec", "cofferdam-sys", "cofferdam-sandbox"]),
     (
         "cofferdam-daemon",
-        &["cofferdam-proto", "cofferdam-spec", "cofferdam-sandbox", "cofferdam-cell"],
+        &[
+            "cofferdam-proto",
+            "cofferdam-spec",
+            "cofferdam-sandbox",
+            "cofferdam-cell",
+            "cofferdam-transport",
+        ],
     ),
     ("cofferdam-client", &["cofferdam-spec"]),
-    ("cofferdam-client-grpc", &["cofferdam-client", "cofferdam-proto", "cofferdam-spec"]),
+    (
+        "cofferdam-client-grpc",
+        &["cofferdam-client", "cofferdam-proto", "cofferdam-spec", "cofferdam-transport"],
+    ),
     (
         "cofferdam-cli",
         &[

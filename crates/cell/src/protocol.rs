@@ -132,8 +132,8 @@ pub enum Status {
 /// Init to daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// The program runs. Descriptors: see [`Stdio`]. Comes up to a millisecond after the start, and
-    /// together with the end of a program that is faster; until then a signal to the leader or its
+    /// The program runs. Descriptors: see [`Stdio`]. Comes up to four milliseconds after the start,
+    /// and together with the end of a program that is faster; until then a signal to the leader or its
     /// group reaches nothing.
     Started {
         /// The call.

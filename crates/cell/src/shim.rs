@@ -24,9 +24,10 @@ use crate::supervision::{Report, Run, ShimId, What};
 /// Where programs are looked for when the environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/bin:/bin";
 
-/// How long a program may take before it is reported as running: the shortest programs are told
-/// of once, with their end, which saves a wake-up of init and one of the daemon.
-const REPORT_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How long a program may take before it is reported as running: short programs are told of once,
+/// with their end, which saves a wake-up of init and several of the daemon. Twice what a shell
+/// takes to start and end (2 ms), and far below what anybody sees of a program's first output.
+const REPORT_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 4_000_000 };
 
 /// Runs until init closes the channel.
 pub(crate) fn run(

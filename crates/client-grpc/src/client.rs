@@ -10,6 +10,7 @@ use cofferdam_client::{
 use cofferdam_proto::duration_to_wire;
 use cofferdam_proto::v1::{self, process_service_client, workspace_service_client};
 use cofferdam_spec::PtySize;
+use cofferdam_transport::JoinedWrites;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
@@ -48,7 +49,10 @@ impl GrpcClient {
         let path = address.path().to_owned();
         let connector = tower::service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new).map_err(NotConnected) }
+            async move {
+                let stream = UnixStream::connect(path).await.map_err(NotConnected)?;
+                Ok::<_, NotConnected>(TokioIo::new(JoinedWrites::new(stream)))
+            }
         });
         // The URI only fills in `:authority`; the connector knows the path.
         let channel = Endpoint::from_static("http://localhost")

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use cofferdam_transport::JoinedWrites;
 use futures::stream::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
@@ -106,7 +107,7 @@ impl Stream for Incoming {
 /// One open connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: UnixStream,
+    stream: JoinedWrites<UnixStream>,
     count: watch::Sender<Connections>,
 }
 
@@ -116,7 +117,7 @@ impl Connection {
             count.open += 1;
             count.total += 1;
         });
-        Self { stream, count }
+        Self { stream: JoinedWrites::new(stream), count }
     }
 }
 
@@ -130,7 +131,7 @@ impl Connected for Connection {
     type ConnectInfo = UdsConnectInfo;
 
     fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
+        self.stream.get_ref().connect_info()
     }
 }
 
@@ -151,14 +152,6 @@ impl AsyncWrite for Connection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -8,9 +8,9 @@ use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cofferdam_cell::protocol::KillCause;
 use rustix::io::Errno;
@@ -37,31 +37,46 @@ const READS_PER_TURN: usize = 8;
 const SWEEP_READS_MAX: usize = 17;
 
 /// One descriptor of the process; a terminal's is source and sink at once.
-type Descriptor = Arc<AsyncFd<Arc<OwnedFd>>>;
+#[derive(Debug)]
+struct Descriptor {
+    fd: Arc<OwnedFd>,
+    interest: Interest,
+    /// Set with the first wait. Of a program that is reported with its end, nothing is waited for.
+    watched: OnceLock<AsyncFd<Arc<OwnedFd>>>,
+}
+
+impl Descriptor {
+    fn new(fd: OwnedFd, interest: Interest) -> Arc<Self> {
+        Arc::new(Self { fd: Arc::new(fd), interest, watched: OnceLock::new() })
+    }
+
+    fn watch(&self) -> io::Result<()> {
+        if self.watched.get().is_none() {
+            let watched = ready::register(Arc::clone(&self.fd), self.interest)?;
+            // Only the pump, which is one task, comes here.
+            let _ = self.watched.set(watched);
+        }
+        Ok(())
+    }
+}
 
 /// The streams that [`cofferdam_cell::protocol::Event::Started`] brought.
 #[derive(Debug)]
 pub(crate) struct Streams {
     /// Output, in the order of [`Process::streams`]; `None` once ended.
-    sources: Vec<Option<Descriptor>>,
+    sources: Vec<Option<Arc<Descriptor>>>,
     /// Input; `None` once closed.
-    sink: Option<Descriptor>,
+    sink: Option<Arc<Descriptor>>,
 }
 
 /// Init handed over other descriptors than asked for.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StreamsError {
-    /// A wrong number.
-    #[error("{got} descriptors came with the program, {expected} were expected")]
-    Count {
-        /// What came.
-        got: usize,
-        /// What should have come.
-        expected: usize,
-    },
-    /// One that cannot be waited for.
-    #[error("register a stream of the program")]
-    Register(#[source] io::Error),
+#[error("{got} descriptors came with the program, {expected} were expected")]
+pub(crate) struct StreamsError {
+    /// What came.
+    got: usize,
+    /// What should have come.
+    expected: usize,
 }
 
 impl Streams {
@@ -74,34 +89,33 @@ impl Streams {
         let expected = process.streams().len() + usize::from(stdin == stdin::Kind::Pipe);
         let got = descriptors.len();
         if got != expected {
-            return Err(StreamsError::Count { got, expected });
+            return Err(StreamsError { got, expected });
         }
-        let mut descriptors = descriptors.into_iter().map(Arc::new);
+        let mut descriptors = descriptors.into_iter();
+        if stdin == stdin::Kind::Terminal {
+            let both = Interest::READABLE | Interest::WRITABLE;
+            let master = descriptors.next().map(|fd| Descriptor::new(fd, both));
+            if let Some(master) = &master {
+                process.set_terminal(Arc::downgrade(&master.fd));
+            }
+            return Ok(Self { sources: vec![master.clone()], sink: master });
+        }
         let mut sink = None;
         if stdin == stdin::Kind::Pipe {
-            sink = descriptors.next().map(|fd| register(fd, Interest::WRITABLE)).transpose()?;
+            sink = descriptors.next().map(|fd| Descriptor::new(fd, Interest::WRITABLE));
         }
-        if stdin == stdin::Kind::Terminal {
-            let Some(master) = descriptors.next() else {
-                return Err(StreamsError::Count { got, expected });
-            };
-            process.set_terminal(Arc::downgrade(&master));
-            let master = register(master, Interest::READABLE | Interest::WRITABLE)?;
-            return Ok(Self { sources: vec![Some(Arc::clone(&master))], sink: Some(master) });
-        }
-        let sources = descriptors
-            .map(|fd| register(fd, Interest::READABLE).map(Some))
-            .collect::<Result<_, _>>()?;
+        let sources = descriptors.map(|fd| Some(Descriptor::new(fd, Interest::READABLE))).collect();
         Ok(Self { sources, sink })
+    }
+
+    /// Before the first wait.
+    fn watch(&self) -> io::Result<()> {
+        self.sources.iter().flatten().chain(&self.sink).try_for_each(|stream| stream.watch())
     }
 
     fn open(&self) -> usize {
         self.sources.iter().flatten().count()
     }
-}
-
-fn register(fd: Arc<OwnedFd>, interest: Interest) -> Result<Descriptor, StreamsError> {
-    ready::register(fd, interest).map(Arc::new).map_err(StreamsError::Register)
 }
 
 /// The pump of one process.
@@ -185,6 +199,9 @@ impl Pump {
     }
 
     async fn step(&mut self, until: Option<Instant>) {
+        if let Err(error) = self.streams.watch() {
+            self.give_up_streams(&error);
+        }
         let ahead = self.is_ahead();
         if std::mem::replace(&mut self.was_ahead, ahead) && !ahead {
             // The silence so far was ours.
@@ -209,6 +226,16 @@ impl Pump {
                 }
             }
         }
+    }
+
+    /// What cannot be waited for cannot be read: the program must not go on without.
+    fn give_up_streams(&mut self, error: &io::Error) {
+        tracing::error!(process = self.process.about.id, %error, "streams cannot be watched");
+        self.streams.sources.fill(None);
+        self.streams.sink = None;
+        self.ending.open = 0;
+        self.process.stdin.end(StdinClosed::Ended);
+        self.kills.kill(self.process.about.call, Duration::ZERO, KillCause::Supervision);
     }
 
     fn observe_tree(&mut self) {
@@ -316,7 +343,7 @@ impl Streams {
             let Some(source) = slot else { continue };
             let mut buffer = [MaybeUninit::<u8>::uninit(); READ_BYTES];
             for _ in 0..SWEEP_READS_MAX {
-                match rustix::io::read(source.get_ref(), &mut buffer[..]) {
+                match rustix::io::read(&source.fd, &mut buffer[..]) {
                     Ok((bytes @ [_, ..], _)) => total = Some(process.append(index, bytes)),
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
@@ -359,11 +386,12 @@ fn poll_read(
     sink: impl FnOnce(&[u8]) -> u64,
 ) -> Poll<Option<u64>> {
     let mut buffer = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+    let Some(watched) = source.watched.get() else { return Poll::Ready(None) };
     loop {
-        let Ok(mut guard) = std::task::ready!(source.poll_read_ready(context)) else {
+        let Ok(mut guard) = std::task::ready!(watched.poll_read_ready(context)) else {
             return Poll::Ready(None);
         };
-        match rustix::io::read(source.get_ref(), &mut buffer[..]) {
+        match rustix::io::read(&source.fd, &mut buffer[..]) {
             Ok(([], _)) => return Poll::Ready(None),
             Ok((bytes, _)) => return Poll::Ready(Some(sink(bytes))),
             Err(Errno::AGAIN) => guard.clear_ready(),
@@ -379,11 +407,12 @@ fn poll_write(
     context: &mut Context<'_>,
     bytes: &[u8],
 ) -> Poll<Result<usize, Errno>> {
+    let Some(watched) = sink.watched.get() else { return Poll::Ready(Err(Errno::IO)) };
     loop {
-        let Ok(mut guard) = std::task::ready!(sink.poll_write_ready(context)) else {
+        let Ok(mut guard) = std::task::ready!(watched.poll_write_ready(context)) else {
             return Poll::Ready(Err(Errno::IO));
         };
-        match rustix::io::write(sink.get_ref(), bytes) {
+        match rustix::io::write(&sink.fd, bytes) {
             Err(Errno::AGAIN) => guard.clear_ready(),
             Err(Errno::INTR) => {}
             result => return Poll::Ready(result),
