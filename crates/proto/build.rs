@@ -7,7 +7,7 @@ use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
-    let files: Vec<PathBuf> = ["common", "process", "workspace"]
+    let files: Vec<PathBuf> = ["common", "filesystem", "process", "stamp", "tool", "workspace"]
         .iter()
         .map(|name| root.join(format!("cofferdam/v1/{name}.proto")))
         .collect();

@@ -7,13 +7,17 @@ use anyhow::ensure;
 use crate::metadata::Metadata;
 
 /// Each crate, and which others of ours it may use.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("cofferdam-spec", &[]),
     ("cofferdam-sys", &[]),
     ("cofferdam-proto", &["cofferdam-spec"]),
     ("cofferdam-transport", &[]),
     ("cofferdam-sandbox", &["cofferdam-spec", "cofferdam-sys"]),
-    ("cofferdam-cell", &["cofferdam-spec", "cofferdam-sys", "cofferdam-sandbox"]),
+    ("cofferdam-files", &["cofferdam-spec", "cofferdam-sys"]),
+    (
+        "cofferdam-cell",
+        &["cofferdam-spec", "cofferdam-sys", "cofferdam-sandbox", "cofferdam-files"],
+    ),
     (
         "cofferdam-daemon",
         &[
@@ -21,6 +25,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "cofferdam-spec",
             "cofferdam-sandbox",
             "cofferdam-cell",
+            "cofferdam-files",
             "cofferdam-transport",
         ],
     ),

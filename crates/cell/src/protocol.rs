@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use cofferdam_files::FileCall;
 use cofferdam_spec::{Command, Limits, PtySize};
 use serde::{Deserialize, Serialize};
 
@@ -184,6 +185,12 @@ pub enum ToolboxRequest {
         /// Comes back in the answer.
         token: u64,
     },
+    /// A call about files. The first descriptor beside it is the toolbox's end of a
+    /// `SOCK_SEQPACKET` pair that was made for the call; a second one is the content to write. Every
+    /// [`Answer`](cofferdam_files::call::Answer) comes there, the last one is followed by the end.
+    /// Whoever closes the other end gives the call up. A pair that ends without a last answer means
+    /// that the cell has ended.
+    Call(Box<FileCall>),
 }
 
 /// Toolbox to daemon.

@@ -1,69 +1,138 @@
 //! The toolbox: the cell's first process, one pid namespace above the commands and out of their
 //! sight, behind the same mounts and rules.
 //!
-//! Its threads are made before a command can run. What may take long is a worker's; the first
-//! thread hears requests and watches for the end of init.
+//! Its threads are made before a command can run. The first one watches for the end of daemon and
+//! init; the others take requests from one channel, whoever is free. A watch, which has no end of
+//! its own, gets a thread for itself.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use cofferdam_files::call::{Answer, Fault, FaultKind};
+use cofferdam_files::{FileCall, Files, Gone, Reply};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, Received};
 use crate::protocol::{SURVEY_ENTRIES_MAX, ToolboxReply, ToolboxRequest};
 
 /// Where the workspace is.
 const WORKSPACE: &str = "/workspace";
 
-/// Requests that may wait for the worker; the daemon sends one at a time.
-const WAITING_MAX: usize = 16;
+/// Where the home directory of the cell's programs is.
+const HOME: &str = "/home/agent";
 
-type Replies = Arc<Channel<ToolboxReply, ToolboxRequest>>;
+/// Threads that serve requests. The daemon lets fewer searches in than this, so that one is always
+/// free for what is quick.
+const WORKERS: usize = 8;
+
+/// Watches at once, each on a thread of its own.
+const WATCHES_MAX: usize = 32;
+
+type Requests = Channel<ToolboxReply, ToolboxRequest>;
+
+/// What every thread shares.
+struct Toolbox {
+    channel: Requests,
+    files: Files,
+    watches: AtomicUsize,
+}
 
 /// Serves until the daemon or init is gone.
-pub(crate) fn run(channel: Channel<ToolboxReply, ToolboxRequest>, init: Pid) -> u8 {
-    let channel = Arc::new(channel);
+pub(crate) fn run(channel: Requests, init: Pid) -> u8 {
     let Ok(init) = pidfd_open(init, PidfdFlags::empty()) else { return 1 };
-    let (surveys, asked) = sync_channel(WAITING_MAX);
-    let replies = Arc::clone(&channel);
-    // Never joined: it ends with the process, which this thread ends.
-    let worker = thread::Builder::new().name("survey".to_owned());
-    if worker.spawn(move || serve_surveys(&asked, &replies)).is_err() {
-        return 1;
-    }
-    loop {
-        let mut ready = [PollFd::new(&*channel, PollFlags::IN), PollFd::new(&init, PollFlags::IN)];
-        if rustix::io::retry_on_intr(|| poll(&mut ready, None)).is_err() {
+    let files = Files::new(PathBuf::from(HOME));
+    files.recover();
+    let toolbox = Arc::new(Toolbox { channel, files, watches: AtomicUsize::new(0) });
+    for number in 0..WORKERS {
+        let toolbox = Arc::clone(&toolbox);
+        // Never joined: they end with the process, which this thread ends.
+        let worker = thread::Builder::new().name(format!("files-{number}"));
+        if worker.spawn(move || toolbox.work()).is_err() {
             return 1;
         }
-        if !ready[1].revents().is_empty() {
-            return 0;
-        }
-        if ready[0].revents().is_empty() {
-            continue;
-        }
-        let Ok(Some(received)) = channel.receive() else { return 0 };
-        let served = match received.message {
-            ToolboxRequest::Survey { token } => surveys.try_send(token).is_ok(),
-        };
-        if !served {
-            return 0;
+    }
+    loop {
+        // Of the channel only its end: what it brings is for the others.
+        let mut ready =
+            [PollFd::new(&toolbox.channel, PollFlags::RDHUP), PollFd::new(&init, PollFlags::IN)];
+        match rustix::io::retry_on_intr(|| poll(&mut ready, None)) {
+            Err(_) => return 1,
+            Ok(_) if ready.iter().any(|one| !one.revents().is_empty()) => return 0,
+            Ok(_) => {}
         }
     }
 }
 
-fn serve_surveys(asked: &Receiver<u64>, replies: &Replies) {
-    let own = rustix::process::geteuid().as_raw();
-    while let Ok(token) = asked.recv() {
-        let (foreign, complete) = count_foreign(Path::new(WORKSPACE), own, SURVEY_ENTRIES_MAX);
-        if replies.send(&ToolboxReply::Surveyed { token, foreign, complete }, &[]).is_err() {
-            return;
+impl Toolbox {
+    /// Serves requests until there are no more.
+    fn work(self: &Arc<Self>) {
+        while let Ok(Some(Received { message, descriptors })) = self.channel.receive() {
+            match message {
+                ToolboxRequest::Survey { token } => {
+                    let own = rustix::process::geteuid().as_raw();
+                    let (foreign, complete) =
+                        count_foreign(Path::new(WORKSPACE), own, SURVEY_ENTRIES_MAX);
+                    let surveyed = ToolboxReply::Surveyed { token, foreign, complete };
+                    if self.channel.send(&surveyed, &[]).is_err() {
+                        return;
+                    }
+                }
+                ToolboxRequest::Call(call) => self.call(*call, descriptors),
+            }
         }
+    }
+
+    fn call(self: &Arc<Self>, call: FileCall, descriptors: Vec<OwnedFd>) {
+        let mut descriptors = descriptors.into_iter();
+        // Without a socket nobody can hear the answer.
+        let Some(socket) = descriptors.next() else { return };
+        let content = descriptors.next();
+        let reply = CallReply(Channel::new(socket));
+        if !matches!(call, FileCall::Watch { .. }) {
+            return self.files.serve(call, content, &reply);
+        }
+        let shared = Arc::clone(self);
+        if self.watches.fetch_add(1, Ordering::Relaxed) < WATCHES_MAX {
+            let spawned = thread::Builder::new().name("watch".to_owned()).spawn(move || {
+                shared.files.serve(call, content, &reply);
+                shared.watches.fetch_sub(1, Ordering::Relaxed);
+            });
+            if spawned.is_ok() {
+                return;
+            }
+        } else {
+            let fault = Fault {
+                kind: FaultKind::Other,
+                step: format!("watch: {WATCHES_MAX} watches run already"),
+                errno: libc::EAGAIN,
+            };
+            let _ = reply.send(Answer::Failed(fault), None);
+        }
+        // Without a thread the socket is closed, and the daemon hears that the call has ended.
+        self.watches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The socket of one call.
+struct CallReply(Channel<Answer, ()>);
+
+impl Reply for CallReply {
+    fn send(&self, answer: Answer, descriptor: Option<OwnedFd>) -> Result<(), Gone> {
+        use std::os::fd::AsFd as _;
+        let descriptors: Vec<_> = descriptor.iter().map(|fd| fd.as_fd()).collect();
+        self.0.send(&answer, &descriptors).map_err(|_| Gone)
+    }
+
+    fn is_wanted(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [PollFd::new(&self.0, PollFlags::empty())];
+        matches!(rustix::io::retry_on_intr(|| poll(&mut ready, Some(&now))), Ok(0))
     }
 }
 

@@ -13,6 +13,7 @@ mod id;
 mod image;
 mod limits;
 mod policy;
+mod stamp;
 
 pub use command::{
     ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, Command, CommandError, PATH_BYTES_MAX, PtySize,
@@ -23,3 +24,4 @@ pub use id::{IdError, RequestId, SessionId, Tag};
 pub use image::{HostImage, ImageError};
 pub use limits::{CallLimits, LimitError, Limits};
 pub use policy::{Access, CellPolicy, EnvPolicy, GitIdentity, Mount, Policy, PolicyProblem};
+pub use stamp::{LineRange, Stamp};
