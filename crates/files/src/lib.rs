@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+mod fault;
+mod resolve;
 mod search;
 mod serve;
 mod watch;
