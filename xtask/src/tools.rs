@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::ensure;
 
 /// Each program, and the Debian package that brings it.
-const TOOLS: [(&str, &str); 21] = [
+const TOOLS: [(&str, &str); 22] = [
     ("bash", "bash"),
     ("cargo", "rustup"),
     ("dd", "coreutils"),
@@ -20,6 +20,7 @@ const TOOLS: [(&str, &str); 21] = [
     ("pgrep", "procps"),
     ("ps", "procps"),
     ("python3", "python3"),
+    ("rg", "ripgrep"),
     ("rustc", "rustup"),
     ("script", "bsdutils"),
     ("setpriv", "util-linux"),

@@ -70,6 +70,15 @@ fn table() -> Vec<Call> {
         "process_madvise" libc::SYS_process_madvise, [BAD, 0, 0, 0, 0];
         "process_mrelease" libc::SYS_process_mrelease, [BAD, 0];
         "prlimit64 of another" libc::SYS_prlimit64, [own, libc::RLIMIT_NOFILE, 0, 0];
+        "setpriority of another" libc::SYS_setpriority, [libc::PRIO_PROCESS, own, 0];
+        "setpriority of a group" libc::SYS_setpriority, [libc::PRIO_PGRP, 0, 0];
+        "sched_setscheduler of another" libc::SYS_sched_setscheduler, [own, 9999, 0];
+        "sched_setparam of another" libc::SYS_sched_setparam, [own, 0];
+        "sched_setattr of another" libc::SYS_sched_setattr, [own, 0, 0];
+        "ioprio_set of another" libc::SYS_ioprio_set, [1, own, 0xf_0000];
+        "io_setup" libc::SYS_io_setup, [0, 0];
+        "openat2" libc::SYS_openat2, [BAD, 0, 0, 0];
+        "fchmodat2" 452, [BAD, nowhere, 0, 0];
         "keyctl" libc::SYS_keyctl, [0, -3, 0, 0, 0];
         "add_key" libc::SYS_add_key, [0, 0, 0, 0, 0];
         "request_key" libc::SYS_request_key, [0, 0, 0, 0];
