@@ -12,6 +12,7 @@ mod decide;
 mod drain;
 mod events;
 mod explain;
+mod files;
 mod flow;
 mod link;
 mod listen;
