@@ -12,6 +12,10 @@ mod fault;
 mod resolve;
 mod search;
 mod serve;
+mod stamp;
+#[cfg(test)]
+mod testing;
+mod text;
 mod watch;
 
 pub use call::FileCall;
