@@ -10,18 +10,24 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use cofferdam_proto::v1;
+use cofferdam_proto::v1::filesystem_service_client::FilesystemServiceClient;
 use cofferdam_proto::v1::process_service_client::ProcessServiceClient;
+use cofferdam_proto::v1::stamp_service_client::StampServiceClient;
+use cofferdam_proto::v1::tool_service_client::ToolServiceClient;
 use cofferdam_proto::v1::workspace_service_client::WorkspaceServiceClient;
 use hyper_util::rt::TokioIo;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::call::{Run, bash, limits};
+use crate::call::{Run, bash, limits, unique};
 use crate::host::Who;
 use crate::processes::{Process, descendants};
+use crate::tool::ToolReply;
 use crate::watch::{CellTrace, Footprint, wait_for};
 use crate::{binary, probe};
 
@@ -31,12 +37,15 @@ const START_TIME_MAX: Duration = Duration::from_secs(20);
 /// Longest time from SIGTERM to the end, above the daemon's own grace.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// Largest message of ToolService, with what the transport adds.
+const TOOL_MESSAGE_MAX: usize = 17 * 1024 * 1024;
+
 /// How a daemon is started.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Text of its policy file.
     pub policy: Option<String>,
-    /// Further variables of its environment.
+    /// Further variables of its environment. `{}` in a value stands for the test's directory.
     pub env: Vec<(String, String)>,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
@@ -46,6 +55,14 @@ pub struct Options {
     pub on_terminal: bool,
     /// Owner of the workspace where it is not the daemon's user.
     pub workspace_owner: Option<u32>,
+    /// Size of a tmpfs that is mounted as the workspace, as `mount` takes it.
+    pub workspace_tmpfs: Option<&'static str>,
+    /// Files of the workspace that are bind mounts of a file of the same name in `backing`, each
+    /// with its text.
+    pub bound_files: Vec<(&'static str, &'static str)>,
+    /// Called with the test's directory, which has `workspace`, `outside`, `home` and `tmp`, before
+    /// the daemon starts.
+    pub before: Option<fn(&Path)>,
 }
 
 /// A running daemon with its workspace. Dropping it ends both.
@@ -64,7 +81,46 @@ pub struct Daemon {
     child: Option<Child>,
     channel: Channel,
     log: Arc<Mutex<String>>,
+    options: Options,
+    // Before the directory: what is mounted in it goes first.
+    _mounts: Mounts,
     directory: TempDir,
+}
+
+/// What the test mounted. Dropping it unmounts.
+#[derive(Debug, Default)]
+struct Mounts(Vec<PathBuf>);
+
+impl Mounts {
+    fn tmpfs(&mut self, target: &Path, size: &str) {
+        let data = format!("size={size},mode=755");
+        mount(Some("none"), target, Some("tmpfs"), MsFlags::empty(), Some(data.as_str()))
+            .expect("root can mount");
+        self.0.push(target.to_owned());
+    }
+
+    fn bind(&mut self, source: &Path, target: &Path) {
+        let none: Option<&str> = None;
+        mount(Some(source), target, none, MsFlags::MS_BIND, none).expect("root can mount");
+        self.0.push(target.to_owned());
+    }
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for target in self.0.iter().rev() {
+            if let Err(error) = umount2(target, MntFlags::MNT_DETACH) {
+                eprintln!("{} stays mounted: {error}", target.display());
+            }
+        }
+    }
+}
+
+/// A started program, before it is ready.
+struct Started {
+    child: Child,
+    log: Arc<Mutex<String>>,
+    lines: Receiver<()>,
 }
 
 impl Daemon {
@@ -82,71 +138,58 @@ impl Daemon {
             .expect("a temporary directory can be made");
         let root = directory.path();
         own(root, who.id());
-        let [workspace, outside, home, temporary] =
+        let [workspace, outside, _, _] =
             ["workspace", "outside", "home", "tmp"].map(|name| made(root, name, who.id()));
+        let mounts = mounted(root, &workspace, who.id(), &options);
         if let Some(owner) = options.workspace_owner {
             own(&workspace, owner);
         }
-        let state = root.join("state");
-        let mut serve: Vec<String> = vec![
-            reachable(&binary(), root).display().to_string(),
-            "serve".to_owned(),
-            "--workspace".to_owned(),
-            workspace.display().to_string(),
-            "--state".to_owned(),
-            state.display().to_string(),
-        ];
-        if let Some(policy) = &options.policy {
-            let path = root.join("policy.toml");
-            fs::write(&path, policy).expect("the policy can be written");
-            serve.extend(["--policy".to_owned(), path.display().to_string()]);
+        if let Some(before) = options.before {
+            before(root);
         }
-        serve.extend(options.arguments.iter().cloned());
-        let mut command = command(who, &serve, &options, root);
-        command
-            .env("HOME", &home)
-            .env("XDG_STATE_HOME", home.join("state"))
-            .env("TMPDIR", &temporary)
-            .envs(options.env.iter().map(|(name, value)| (name, value)))
-            .current_dir(root)
-            .stdin(if options.on_terminal { Stdio::piped() } else { Stdio::null() })
-            .stdout(if options.on_terminal { Stdio::piped() } else { Stdio::null() })
-            .stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the daemon's program can be started");
-        let said: Box<dyn Read + Send> = if options.on_terminal {
-            Box::new(child.stdout.take().expect("it is piped"))
-        } else {
-            Box::new(child.stderr.take().expect("it is piped"))
-        };
-        let log = Arc::new(Mutex::new(String::new()));
-        let lines = follow(said, Arc::clone(&log));
-        let socket = state.join("daemon.sock");
-        let channel = connect(&socket);
-        let pid = child.id() as i32;
+        let state = root.join("state");
+        let started = launch(who, &options, root);
         let mut daemon = Daemon {
             who,
             workspace,
+            channel: connect(&state.join("daemon.sock")),
             state,
             outside,
-            pid,
-            child: Some(child),
-            channel,
-            log,
+            pid: started.child.id() as i32,
+            child: Some(started.child),
+            log: started.log,
+            options,
+            _mounts: mounts,
             directory,
         };
-        daemon.wait_until_ready(&lines, &socket);
-        if options.on_terminal {
-            daemon.pid = daemon.workspace_info().await.daemon_pid as i32;
-        }
+        daemon.wait_until_ready(&started.lines).await;
         daemon
     }
 
+    /// Starts it again over the same workspace and state, after it has ended.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "the earlier one was reaped");
+        let started = launch(self.who, &self.options, self.directory.path());
+        self.pid = started.child.id() as i32;
+        self.child = Some(started.child);
+        self.log = started.log;
+        self.channel = connect(&self.socket());
+        self.wait_until_ready(&started.lines).await;
+    }
+
+    /// Kills it without warning, reaps it, and starts it again.
+    pub async fn kill_and_restart(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.ended().await;
+        self.restart().await;
+    }
+
     /// It says one line when it is ready; a line before it (a warning) does not count.
-    fn wait_until_ready(&mut self, lines: &Receiver<()>, socket: &Path) {
-        let start = Instant::now();
+    async fn wait_until_ready(&mut self, lines: &Receiver<()>) {
+        let (start, socket) = (Instant::now(), self.socket());
         loop {
             match lines.recv_timeout(START_TIME_MAX.saturating_sub(start.elapsed())) {
-                Ok(()) if std::os::unix::net::UnixStream::connect(socket).is_ok() => return,
+                Ok(()) if std::os::unix::net::UnixStream::connect(&socket).is_ok() => break,
                 Ok(()) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     panic!("the daemon was not ready within {START_TIME_MAX:?}: {}", self.log())
@@ -155,6 +198,9 @@ impl Daemon {
                     panic!("the daemon ended before it was ready: {}", self.log())
                 }
             }
+        }
+        if self.options.on_terminal {
+            self.pid = self.workspace_info().await.daemon_pid as i32;
         }
     }
 
@@ -191,6 +237,70 @@ impl Daemon {
     /// A client of WorkspaceService.
     pub fn workspaces(&self) -> WorkspaceServiceClient<Channel> {
         WorkspaceServiceClient::new(self.channel())
+    }
+
+    /// A client of ToolService that takes large messages.
+    pub fn tools(&self) -> ToolServiceClient<Channel> {
+        tools_of(self.channel())
+    }
+
+    /// A client of FilesystemService.
+    pub fn files(&self) -> FilesystemServiceClient<Channel> {
+        FilesystemServiceClient::new(self.channel())
+    }
+
+    /// A client of StampService.
+    pub fn stamps(&self) -> StampServiceClient<Channel> {
+        StampServiceClient::new(self.channel())
+    }
+
+    /// Calls a tool in the session `test`.
+    pub async fn call(&self, name: &str, input: Value) -> ToolReply {
+        self.call_as("test", name, input).await
+    }
+
+    /// Calls a tool in a session.
+    pub async fn call_as(&self, session: &str, name: &str, input: Value) -> ToolReply {
+        self.call_text(session, name, input.to_string()).await
+    }
+
+    /// Calls a tool with an input that is written out.
+    pub async fn call_text(&self, session: &str, name: &str, input_json: String) -> ToolReply {
+        match call_tool(&mut self.tools(), session, name, input_json).await {
+            Ok(reply) => reply,
+            Err(status) => panic!("CallTool {name} failed: {status:?}\ndaemon: {}", self.log()),
+        }
+    }
+
+    /// Runs a shell command through the tool `bash`.
+    pub async fn shell(&self, command: &str) -> ToolReply {
+        self.call("bash", serde_json::json!({ "command": command })).await
+    }
+
+    /// Runs a shell command through the tool `bash`, with a time limit.
+    pub async fn shell_timeout(&self, command: &str, seconds: u64) -> ToolReply {
+        let input = serde_json::json!({ "command": command, "timeoutSeconds": seconds });
+        self.call("bash", input).await
+    }
+
+    /// Reads a whole file through the tool `read_file`.
+    pub async fn read(&self, path: &str) -> ToolReply {
+        self.call("read_file", serde_json::json!({ "filePath": path })).await
+    }
+
+    /// Writes a file through the tool `write_file`.
+    pub async fn write(&self, path: &str, content: &str) -> ToolReply {
+        self.call("write_file", serde_json::json!({ "filePath": path, "content": content })).await
+    }
+
+    /// Finds files through the tool `glob`, from /workspace on.
+    pub async fn glob(&self, pattern: &str) -> ToolReply {
+        self.call("glob", serde_json::json!({ "pattern": pattern })).await
+    }
+
+    /// Finds lines through the tool `grep`, from /workspace on.
+    pub async fn grep(&self, pattern: &str) -> ToolReply {
+        self.call("grep", serde_json::json!({ "pattern": pattern })).await
     }
 
     /// GetWorkspace.
@@ -258,6 +368,13 @@ impl Daemon {
         let init =
             cell.iter().find(|process| process.ids.len() > 1 && process.ids.last() == Some(&1));
         init.unwrap_or_else(|| panic!("the cell has a process 1: {cell:?}")).clone()
+    }
+
+    /// The toolbox: the cell's first process.
+    pub fn toolbox(&self) -> Process {
+        let cell = self.cell();
+        let first = cell.iter().find(|process| process.parent == self.pid);
+        first.unwrap_or_else(|| panic!("the cell has a first process: {cell:?}")).clone()
     }
 
     /// The processes of the cell whose command line holds `marker`.
@@ -365,6 +482,91 @@ fn connect(socket: &Path) -> Channel {
     }))
 }
 
+/// A client of ToolService that takes large messages.
+pub fn tools_of(channel: Channel) -> ToolServiceClient<Channel> {
+    ToolServiceClient::new(channel)
+        .max_encoding_message_size(TOOL_MESSAGE_MAX)
+        .max_decoding_message_size(TOOL_MESSAGE_MAX)
+}
+
+/// Calls a tool of a client.
+pub async fn call_tool(
+    tools: &mut ToolServiceClient<Channel>,
+    session: &str,
+    name: &str,
+    input_json: String,
+) -> Result<ToolReply, Status> {
+    let start = Instant::now();
+    let request = v1::CallToolRequest {
+        name: name.to_owned(),
+        input_json,
+        session: session.to_owned(),
+        request_id: unique(),
+    };
+    let response = tools.call_tool(request).await?.into_inner();
+    Ok(ToolReply::new(response, start.elapsed()))
+}
+
+/// Mounts what the options ask for.
+fn mounted(root: &Path, workspace: &Path, id: u32, options: &Options) -> Mounts {
+    let mut mounts = Mounts::default();
+    if let Some(size) = options.workspace_tmpfs {
+        mounts.tmpfs(workspace, size);
+        own(workspace, id);
+    }
+    if !options.bound_files.is_empty() {
+        let backing = made(root, "backing", id);
+        for (name, text) in &options.bound_files {
+            for (directory, text) in [(&*backing, *text), (workspace, "")] {
+                fs::write(directory.join(name), text).expect("a file can be written");
+                own(&directory.join(name), id);
+            }
+            mounts.bind(&backing.join(name), &workspace.join(name));
+        }
+    }
+    mounts
+}
+
+/// Starts `cofferdam serve` in the test's directory.
+fn launch(who: Who, options: &Options, root: &Path) -> Started {
+    let mut serve: Vec<String> = vec![
+        reachable(&binary(), root).display().to_string(),
+        "serve".to_owned(),
+        "--workspace".to_owned(),
+        root.join("workspace").display().to_string(),
+        "--state".to_owned(),
+        root.join("state").display().to_string(),
+    ];
+    if let Some(policy) = &options.policy {
+        let path = root.join("policy.toml");
+        fs::write(&path, policy).expect("the policy can be written");
+        serve.extend(["--policy".to_owned(), path.display().to_string()]);
+    }
+    serve.extend(options.arguments.iter().cloned());
+    let home = root.join("home");
+    let mut command = command(who, &serve, options, root);
+    command
+        .env("HOME", &home)
+        .env("XDG_STATE_HOME", home.join("state"))
+        .env("TMPDIR", root.join("tmp"))
+        .current_dir(root)
+        .stdin(if options.on_terminal { Stdio::piped() } else { Stdio::null() })
+        .stdout(if options.on_terminal { Stdio::piped() } else { Stdio::null() })
+        .stderr(Stdio::piped());
+    for (name, value) in &options.env {
+        command.env(name, value.replace("{}", &root.display().to_string()));
+    }
+    let mut child = command.spawn().expect("the daemon's program can be started");
+    let said: Box<dyn Read + Send> = if options.on_terminal {
+        Box::new(child.stdout.take().expect("it is piped"))
+    } else {
+        Box::new(child.stderr.take().expect("it is piped"))
+    };
+    let log = Arc::new(Mutex::new(String::new()));
+    let lines = follow(said, Arc::clone(&log));
+    Started { child, log, lines }
+}
+
 fn command(who: Who, serve: &[String], options: &Options, root: &Path) -> Command {
     let shell = |script: &str| {
         let mut command = who.command("sh");
@@ -417,6 +619,9 @@ fn reachable(program: &Path, root: &Path) -> PathBuf {
         return program.to_owned();
     }
     let copy = root.join("cofferdam");
-    fs::copy(program, &copy).expect("the program can be copied");
+    // After a restart it is there, and a process of the earlier cell may still execute it.
+    if !copy.exists() {
+        fs::copy(program, &copy).expect("the program can be copied");
+    }
     copy
 }

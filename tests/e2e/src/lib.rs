@@ -11,14 +11,16 @@ mod daemon;
 mod host;
 mod processes;
 mod raw;
+mod tool;
 mod watch;
 
 pub use binary::{binary, probe, standalone};
 pub use call::{Run, bash, duration, error_info, field_violations, limits, program, unique};
-pub use daemon::{Daemon, Options};
+pub use daemon::{Daemon, Options, call_tool, tools_of};
 pub use host::{Outside, USER, Who, as_user, run_outside, snapshot};
 pub use processes::{Process, all_processes, descendants};
 pub use raw::raw_call;
+pub use tool::{ToolError, ToolReply};
 pub use watch::{CellTrace, Footprint, resident_bytes, wait_for, within};
 
 use std::future::Future;
