@@ -4,6 +4,7 @@
 //! it sound; none decides anything.
 
 mod fork;
+mod lease;
 mod mount;
 mod net;
 mod restrict;
@@ -12,6 +13,7 @@ mod signal;
 mod spawn;
 
 pub use fork::{Kinship, fork, reset_signals};
+pub use lease::{give_back_lease, take_read_lease};
 pub use mount::{MountAttributes, set_mount_attributes};
 pub use net::bring_loopback_up;
 pub use restrict::{
