@@ -22,6 +22,7 @@ mod pump;
 mod ready;
 mod records;
 mod services;
+mod stamps;
 mod status;
 mod stdin;
 mod supervisor;
