@@ -6,6 +6,7 @@ mod flood;
 mod ipc;
 mod network;
 mod processes;
+mod races;
 mod syscalls;
 
 use std::io;
@@ -68,6 +69,9 @@ fn main() -> ExitCode {
         ["trace-me"] => processes::trace_me(),
         ["trace", pid] => processes::trace(pid),
         ["push-input"] => processes::push_input(),
+        ["exchange", first, second, turns, end] => races::exchange(first, second, turns, end),
+        ["replace", directory, target, turns, end] => races::replace(directory, target, turns, end),
+        ["churn", directory, files] => races::churn(directory, files),
         ["bytes", total, seed] => flood::bytes(total, seed),
         ["zombies", count] => flood::zombies(count),
         ["fork-bomb", host_namespace] => flood::fork_bomb(host_namespace),
