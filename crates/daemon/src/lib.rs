@@ -28,6 +28,7 @@ mod stdin;
 mod supervisor;
 #[cfg(test)]
 mod testing;
+mod toolbox;
 mod validate;
 
 use std::future::Future;

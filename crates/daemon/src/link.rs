@@ -14,6 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::ready::register;
+use crate::toolbox::Toolbox;
 
 /// Names the only question that the toolbox is asked.
 const SURVEY_TOKEN: u64 = 1;
@@ -61,7 +62,8 @@ impl Ends {
         }
     }
 
-    fn toolbox(&self) -> &Channel<ToolboxRequest, ToolboxReply> {
+    /// The way to the toolbox.
+    pub(crate) fn toolbox(&self) -> &Channel<ToolboxRequest, ToolboxReply> {
         match self {
             Ends::Cell(cell) => &cell.toolbox,
             #[cfg(test)]
@@ -157,6 +159,11 @@ impl Link {
         }
         self.outbox.push_back(request);
         Ok(())
+    }
+
+    /// Calls to the toolbox of this cell.
+    pub(crate) fn toolbox(&self) -> Toolbox {
+        Toolbox::new(Arc::downgrade(&self.toolbox.get_ref().0))
     }
 
     /// Whether requests wait for room.

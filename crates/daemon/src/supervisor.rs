@@ -29,6 +29,7 @@ use crate::process::{About, End, LeaderEnd, Phase, Process};
 use crate::pump::{Pump, Streams, sleep_until};
 use crate::records::{Keep, Records};
 use crate::stdin::{self, Stdin};
+use crate::toolbox::Toolbox;
 
 /// Commands that may wait for the supervisor; beyond it callers wait.
 const COMMANDS_MAX: usize = 64;
@@ -155,6 +156,8 @@ pub(crate) struct State {
     pub(crate) enforcement: v1::Enforcement,
     /// Things a person should know.
     pub(crate) warnings: Vec<String>,
+    /// Whether new calls are refused.
+    pub(crate) draining: bool,
 }
 
 #[derive(Debug)]
@@ -164,6 +167,7 @@ enum Command {
     Page(Option<SessionId>, CallId, usize, oneshot::Sender<Vec<Arc<Process>>>),
     Signal { call: CallId, signal: i32, target: Target, reply: oneshot::Sender<u32> },
     EndSession(SessionId, oneshot::Sender<Vec<Arc<Process>>>),
+    Toolbox(oneshot::Sender<Result<Toolbox, StartRefused>>),
 }
 
 /// What a request to init was about, for when it cannot be sent.
@@ -223,6 +227,16 @@ impl Handle {
     /// Kills a session's trees; returns those of which something lived.
     pub(crate) async fn end_session(&self, session: SessionId) -> Vec<Arc<Process>> {
         self.ask(|reply| Command::EndSession(session, reply)).await.unwrap_or_default()
+    }
+
+    /// The toolbox of the cell that stands; starts a cell when there is none.
+    pub(crate) async fn toolbox(&self) -> Result<Toolbox, StartRefused> {
+        self.ask(Command::Toolbox).await.unwrap_or(Err(StartRefused::Stopped))
+    }
+
+    /// Waits until the daemon drains, or its supervisor has ended.
+    pub(crate) async fn draining(&self) {
+        let _ = self.state().wait_for(|state| state.draining).await;
     }
 
     /// From here on new calls are refused.
@@ -306,6 +320,7 @@ impl Supervisor {
             generation: 1,
             enforcement: v1::Enforcement::from(&port.enforcement),
             warnings: Vec::new(),
+            draining: false,
         });
         let handle =
             Handle { commands: commands_in, urgent: urgent_in.clone(), state: state.subscribe() };
@@ -344,7 +359,10 @@ impl Supervisor {
                     Urgent::Kill { call, grace, cause } => {
                         self.send(Request::Kill { call, grace, cause });
                     }
-                    Urgent::Drain => self.draining = true,
+                    Urgent::Drain => {
+                        self.draining = true;
+                        self.state.send_modify(|state| state.draining = true);
+                    }
                     Urgent::KillRunning(cause) => self.kill_running(cause),
                     Urgent::Stop => break,
                 },
@@ -378,7 +396,21 @@ impl Supervisor {
             Command::EndSession(session, reply) => {
                 let _ = reply.send(self.end_session(&session));
             }
+            Command::Toolbox(reply) => {
+                let _ = reply.send(self.toolbox());
+            }
         }
+    }
+
+    fn toolbox(&mut self) -> Result<Toolbox, StartRefused> {
+        // How many calls about files may run is not decided here: they are no processes.
+        decide::admit(self.draining, 0).map_err(StartRefused::NotAdmitted)?;
+        self.ensure_cell()?;
+        let no_cell = || StartRefused::NoCell {
+            reason: "the cell ended as it was asked for".to_owned(),
+            retry: LAUNCH_PAUSE,
+        };
+        self.link.as_ref().map(Link::toolbox).ok_or_else(no_cell)
     }
 
     fn start(&mut self, start: StartProcess) -> Result<Lease, StartRefused> {
