@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+mod entry;
 mod fault;
+mod read;
 mod resolve;
 mod search;
 mod serve;

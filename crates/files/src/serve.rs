@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use crate::call::{Answer, Fault, FaultKind, FileCall};
-use crate::{search, watch};
+use crate::{entry, read, search, watch};
 
 /// Nobody waits for answers any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +41,19 @@ impl Files {
     /// [`Content::Descriptor`]: crate::call::Content::Descriptor
     pub fn serve(&self, call: FileCall, content: Option<OwnedFd>, reply: &dyn Reply) {
         let _ = (content, &self.home);
+        let mut opened = None;
         let answer = match call {
+            FileCall::Stat { path, follow, with_stamp } => {
+                entry::stat(&path, follow, with_stamp, reply)
+            }
+            FileCall::List { path, after, max } => entry::list(&path, after, max, reply),
+            FileCall::Open { path } => read::open(&path, &mut opened),
             FileCall::Glob(glob) => search::glob(&glob, reply),
             FileCall::Grep(grep) => search::grep(&grep, reply),
             FileCall::Watch { path, recursive } => watch::watch(&path, recursive, reply),
             _ => Err(Fault { kind: FaultKind::Other, step: "serve".to_owned(), errno: 0 }),
         };
         // When nobody waits, nobody misses it.
-        let _ = reply.send(answer.unwrap_or_else(Answer::Failed), None);
+        let _ = reply.send(answer.unwrap_or_else(Answer::Failed), opened);
     }
 }
