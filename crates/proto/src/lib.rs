@@ -7,11 +7,13 @@
 mod enforcement;
 mod exit;
 mod limits;
+mod stamp;
 mod time;
 
 pub use enforcement::EnforcementError;
 pub use exit::ExitError;
 pub use limits::{LimitFieldError, call_limits};
+pub use stamp::StampError;
 pub use time::{DurationError, duration_from_wire, duration_to_wire};
 
 /// Generated messages, clients and servers of package `cofferdam.v1`.
