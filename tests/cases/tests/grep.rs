@@ -90,13 +90,13 @@ both! {
         for options in [Options::default(), bare] {
             let daemon = Daemon::start_with(who, options).await;
             daemon.put_text("d.txt", "foo1\nbar22\nworda\n");
-            let foo = "/workspace/d.txt:1:foo1";
-            let bar = "/workspace/d.txt:2:bar22";
-            expect_lines(&daemon.grep("foo|bar").await, &[foo, bar]);
-            expect_lines(&daemon.grep("\\d{2}").await, &[bar]);
-            expect_lines(&daemon.grep("\\bfoo1\\b").await, &[foo]);
-            expect_lines(&daemon.grep("o+1").await, &[foo]);
-            expect_lines(&daemon.grep("(foo|bar)\\d+").await, &[foo, bar]);
+            let first = "/workspace/d.txt:1:foo1";
+            let second = "/workspace/d.txt:2:bar22";
+            expect_lines(&daemon.grep("foo|bar").await, &[first, second]);
+            expect_lines(&daemon.grep("\\d{2}").await, &[second]);
+            expect_lines(&daemon.grep("\\bfoo1\\b").await, &[first]);
+            expect_lines(&daemon.grep("o+1").await, &[first]);
+            expect_lines(&daemon.grep("(foo|bar)\\d+").await, &[first, second]);
         }
     }
 

@@ -47,15 +47,23 @@ pub(crate) fn replace(directory: &str, target: &str, turns: &str, end: &str) -> 
     let aside = format!("{directory}.aside");
     race(turns, end, || {
         fs::rename(directory, &aside).map_err(|error| errno(&error))?;
-        // Another program may have made the name meanwhile.
-        let linked = symlink(target, directory).is_ok();
-        if linked {
-            fs::remove_file(directory).map_err(|error| errno(&error))?;
-        } else {
-            let _ = fs::remove_dir_all(directory);
-        }
-        fs::rename(&aside, directory).map_err(|error| errno(&error))
+        // Fails where somebody made the name meanwhile; that is another way to be replaced.
+        let _ = symlink(target, directory);
+        restore(&aside, directory)
     })
+}
+
+/// Puts a directory back, whatever stands in its place by now.
+fn restore(aside: &str, directory: &str) -> Result<(), i32> {
+    let mut last = 0;
+    for _ in 0..1000 {
+        let _ = fs::remove_file(directory).or_else(|_| fs::remove_dir_all(directory));
+        match fs::rename(aside, directory) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = errno(&error),
+        }
+    }
+    Err(last)
 }
 
 /// Makes that many empty files in a directory and removes each at once: two changes a file.
