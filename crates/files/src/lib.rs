@@ -10,6 +10,7 @@
 pub mod call;
 mod entry;
 mod fault;
+mod media;
 mod read;
 mod resolve;
 mod search;

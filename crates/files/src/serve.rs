@@ -48,6 +48,7 @@ impl Files {
             }
             FileCall::List { path, after, max } => entry::list(&path, after, max, reply),
             FileCall::Open { path } => read::open(&path, &mut opened),
+            FileCall::ReadText(call) => read::read_text(&call, reply),
             FileCall::Glob(glob) => search::glob(&glob, reply),
             FileCall::Grep(grep) => search::grep(&grep, reply),
             FileCall::Watch { path, recursive } => watch::watch(&path, recursive, reply),
