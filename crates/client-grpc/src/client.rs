@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_client::{
-    Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page, ProcessEvent,
-    ProcessInfo, SignalTarget, StartRequest, Workspace,
+    CallToolRequest, Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page,
+    ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord, StartRequest, Tool,
+    ToolReply, Workspace,
 };
 use cofferdam_proto::duration_to_wire;
-use cofferdam_proto::v1::{self, process_service_client, workspace_service_client};
+use cofferdam_proto::v1::{
+    self, process_service_client, stamp_service_client, tool_service_client,
+    workspace_service_client,
+};
 use cofferdam_spec::PtySize;
 use cofferdam_transport::JoinedWrites;
 use hyper_util::rt::TokioIo;
@@ -20,8 +24,8 @@ use crate::UnixAddress;
 use crate::status::{Effect, NotConnected, client_error};
 use crate::wire::{
     Unusable, capabilities_from_wire, event_from_wire, execute_from_wire, execute_to_wire,
-    list_from_wire, malformed, process_from_wire, start_to_wire, target_to_wire,
-    workspace_from_wire,
+    history_from_wire, list_from_wire, malformed, process_from_wire, stamps_from_wire,
+    start_to_wire, target_to_wire, tool_reply_from_wire, tools_from_wire, workspace_from_wire,
 };
 
 /// Largest answer: the contract's 1 MiB, and the transport's room above it.
@@ -37,6 +41,8 @@ const REQUEST_BYTES_MAX: usize = 17 * 1024 * 1024;
 pub struct GrpcClient {
     processes: process_service_client::ProcessServiceClient<Channel>,
     workspace: workspace_service_client::WorkspaceServiceClient<Channel>,
+    tools: tool_service_client::ToolServiceClient<Channel>,
+    stamps: stamp_service_client::StampServiceClient<Channel>,
 }
 
 impl GrpcClient {
@@ -62,9 +68,14 @@ impl GrpcClient {
         let processes = process_service_client::ProcessServiceClient::new(channel.clone())
             .max_decoding_message_size(RESPONSE_BYTES_MAX)
             .max_encoding_message_size(REQUEST_BYTES_MAX);
-        let workspace = workspace_service_client::WorkspaceServiceClient::new(channel)
+        let workspace = workspace_service_client::WorkspaceServiceClient::new(channel.clone())
             .max_decoding_message_size(RESPONSE_BYTES_MAX);
-        Ok(Self { processes, workspace })
+        let tools = tool_service_client::ToolServiceClient::new(channel.clone())
+            .max_decoding_message_size(RESPONSE_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
+        let stamps = stamp_service_client::StampServiceClient::new(channel)
+            .max_decoding_message_size(RESPONSE_BYTES_MAX);
+        Ok(Self { processes, workspace, tools, stamps })
     }
 
     // A tonic client is a handle that needs `&mut`; its clone is cheap and shares the connection.
@@ -74,6 +85,14 @@ impl GrpcClient {
 
     fn workspace(&self) -> workspace_service_client::WorkspaceServiceClient<Channel> {
         self.workspace.clone()
+    }
+
+    fn tools(&self) -> tool_service_client::ToolServiceClient<Channel> {
+        self.tools.clone()
+    }
+
+    fn stamps(&self) -> stamp_service_client::StampServiceClient<Channel> {
+        self.stamps.clone()
     }
 }
 
@@ -252,5 +271,84 @@ impl Client for GrpcClient {
         };
         let result = self.workspace().end_session(request).await;
         answer("EndSession", Effect::Mutates, result, |reply| Ok(reply.ended_processes))
+    }
+
+    async fn list_tools(&self) -> Result<Vec<Tool>, ClientError> {
+        let result = self.tools().list_tools(v1::ListToolsRequest {}).await;
+        answer("ListTools", Effect::Reads, result, |reply| Ok(tools_from_wire(reply)))
+    }
+
+    async fn call_tool(&self, request: CallToolRequest) -> Result<ToolReply, ClientError> {
+        let CallToolRequest { name, input_json, session, request_id } = request;
+        let request = v1::CallToolRequest { name, input_json, session, request_id };
+        let result = self.tools().call_tool(request).await;
+        answer("CallTool", Effect::Mutates, result, tool_reply_from_wire)
+    }
+
+    async fn list_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> Result<Page<StampRecord>, ClientError> {
+        let request = v1::ListStampsRequest {
+            session: session.to_owned(),
+            path_prefix: path_prefix.to_owned(),
+            page_size: 0,
+            page_token: page_token.to_owned(),
+        };
+        let result = self.stamps().list_stamps(request).await;
+        answer("ListStamps", Effect::Reads, result, |reply| {
+            stamps_from_wire(reply.stamps, reply.next_page_token)
+        })
+    }
+
+    async fn get_stamp_history(
+        &self,
+        path: &str,
+        session: &str,
+        page_token: &str,
+    ) -> Result<Page<StampEvent>, ClientError> {
+        let request = v1::GetStampHistoryRequest {
+            path: path.to_owned(),
+            session: session.to_owned(),
+            page_size: 0,
+            page_token: page_token.to_owned(),
+        };
+        let result = self.stamps().get_stamp_history(request).await;
+        answer("GetStampHistory", Effect::Reads, result, history_from_wire)
+    }
+
+    async fn verify_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> Result<Page<StampRecord>, ClientError> {
+        let request = v1::VerifyStampsRequest {
+            session: session.to_owned(),
+            path_prefix: path_prefix.to_owned(),
+            page_size: 0,
+            page_token: page_token.to_owned(),
+        };
+        let result = self.stamps().verify_stamps(request).await;
+        answer("VerifyStamps", Effect::Reads, result, |reply| {
+            stamps_from_wire(reply.stamps, reply.next_page_token)
+        })
+    }
+
+    async fn clear_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        request_id: &str,
+    ) -> Result<u64, ClientError> {
+        let request = v1::ClearStampsRequest {
+            session: session.to_owned(),
+            path_prefix: path_prefix.to_owned(),
+            request_id: request_id.to_owned(),
+        };
+        let result = self.stamps().clear_stamps(request).await;
+        answer("ClearStamps", Effect::Mutates, result, |reply| Ok(reply.cleared))
     }
 }

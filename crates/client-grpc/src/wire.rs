@@ -5,11 +5,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cofferdam_client::{
     Capabilities, Capability, ClientError, ExecuteReply, ExecuteRequest, ExitReport, MessageLimits,
     OutputAccount, OutputStream, Page, ProcessEvent, ProcessInfo, Program, ProtectedPath, Pty,
-    SignalTarget, StartRequest, StdinMode, StreamAccount, Workspace,
+    SignalTarget, StampChange, StampEvent, StampRecord, StampState, StartRequest, StdinMode,
+    StreamAccount, Tool, ToolReply, Workspace,
 };
 use cofferdam_proto::v1;
 use cofferdam_proto::{duration_from_wire, duration_to_wire};
-use cofferdam_spec::{Enforcement, Engine, Exit, Level, NetworkMode};
+use cofferdam_spec::{Enforcement, Engine, Exit, Level, LineRange, NetworkMode, Stamp};
 
 /// Names the field of an answer that cannot be used.
 pub(crate) type Unusable = &'static str;
@@ -80,11 +81,17 @@ fn time_from_wire(time: Option<prost_types::Duration>) -> Result<Duration, Unusa
     duration_from_wire(&time.unwrap_or_default()).map_err(|_| "duration")
 }
 
-fn instant_from_wire(time: Option<prost_types::Timestamp>) -> Result<SystemTime, Unusable> {
-    let time = time.ok_or("start_time")?;
-    let seconds = u64::try_from(time.seconds).map_err(|_| "start_time")?;
-    let nanos = u32::try_from(time.nanos).map_err(|_| "start_time")?;
-    Ok(UNIX_EPOCH + Duration::new(seconds, nanos))
+fn instant_from_wire(
+    time: Option<prost_types::Timestamp>,
+    field: Unusable,
+) -> Result<SystemTime, Unusable> {
+    let time = time.ok_or(field)?;
+    let seconds = u64::try_from(time.seconds).map_err(|_| field)?;
+    let nanos = u32::try_from(time.nanos).map_err(|_| field)?;
+    if nanos > 999_999_999 {
+        return Err(field);
+    }
+    UNIX_EPOCH.checked_add(Duration::new(seconds, nanos)).ok_or(field)
 }
 
 /// What is enforced must be understood wholly: a word that is not known here could mean less.
@@ -205,7 +212,7 @@ pub(crate) fn process_from_wire(wire: Option<v1::ProcessInfo>) -> Result<Process
         session: wire.session,
         tag: wire.tag,
         command: wire.command,
-        start_time: instant_from_wire(wire.start_time)?,
+        start_time: instant_from_wire(wire.start_time, "start_time")?,
         exit,
         output: account_from_wire(wire.output),
         pty: wire.pty,
@@ -253,13 +260,94 @@ pub(crate) fn workspace_from_wire(wire: v1::GetWorkspaceResponse) -> Result<Work
         image: wire.image,
         uid: wire.uid,
         gid: wire.gid,
-        start_time: instant_from_wire(wire.start_time)?,
+        start_time: instant_from_wire(wire.start_time, "start_time")?,
         daemon_pid: wire.daemon_pid,
         running_processes: wire.running_processes,
         calls_total: wire.calls_total,
         cell_generation: wire.cell_generation,
         warnings: wire.warnings,
     })
+}
+
+pub(crate) fn tools_from_wire(wire: v1::ListToolsResponse) -> Vec<Tool> {
+    wire.tools
+        .into_iter()
+        .map(|v1::Tool { name, description, input_schema_json, read_only }| Tool {
+            name,
+            description,
+            input_schema_json,
+            read_only,
+        })
+        .collect()
+}
+
+pub(crate) fn tool_reply_from_wire(wire: v1::CallToolResponse) -> Result<ToolReply, Unusable> {
+    Ok(ToolReply {
+        output_json: wire.output_json,
+        is_error: wire.is_error,
+        replayed: wire.replayed,
+        enforcement: enforcement_from_wire(wire.enforcement)?,
+        audit_sequence: wire.audit_sequence,
+        audit_hash: wire.audit_hash,
+    })
+}
+
+fn stamp_from_wire(wire: &v1::Stamp) -> Result<Stamp, Unusable> {
+    Stamp::try_from(wire).map_err(|_| "stamp")
+}
+
+fn stamp_record_from_wire(wire: v1::StampRecord) -> Result<StampRecord, Unusable> {
+    let state = match v1::StampState::try_from(wire.state) {
+        Ok(v1::StampState::Fresh) => StampState::Fresh,
+        Ok(v1::StampState::Stale) => StampState::Stale,
+        Ok(v1::StampState::Gone) => StampState::Gone,
+        _ => return Err("stamps.state"),
+    };
+    let shown = wire.shown.into_iter();
+    Ok(StampRecord {
+        session: wire.session,
+        path: wire.path,
+        stamp: stamp_from_wire(wire.stamp.as_ref().ok_or("stamp")?)?,
+        call: wire.call,
+        time: instant_from_wire(wire.time, "stamps.time")?,
+        state,
+        shown: shown.map(|v1::LineRange { first, last }| LineRange { first, last }).collect(),
+        complete: wire.complete,
+    })
+}
+
+pub(crate) fn stamps_from_wire(
+    stamps: Vec<v1::StampRecord>,
+    next_page_token: String,
+) -> Result<Page<StampRecord>, Unusable> {
+    let items: Result<_, _> = stamps.into_iter().map(stamp_record_from_wire).collect();
+    Ok(Page { items: items?, next_page_token })
+}
+
+fn stamp_event_from_wire(wire: v1::StampEvent) -> Result<StampEvent, Unusable> {
+    let change = match v1::StampChange::try_from(wire.change) {
+        Ok(v1::StampChange::Read) => StampChange::Read,
+        Ok(v1::StampChange::Written) => StampChange::Written,
+        Ok(v1::StampChange::Moved) => StampChange::Moved,
+        Ok(v1::StampChange::Removed) => StampChange::Removed,
+        Ok(v1::StampChange::Cleared) => StampChange::Cleared,
+        Ok(v1::StampChange::RefusedStale) => StampChange::RefusedStale,
+        _ => return Err("events.change"),
+    };
+    Ok(StampEvent {
+        session: wire.session,
+        change,
+        stamp: wire.stamp.as_ref().map(stamp_from_wire).transpose()?,
+        call: wire.call,
+        time: instant_from_wire(wire.time, "events.time")?,
+    })
+}
+
+pub(crate) fn history_from_wire(
+    wire: v1::GetStampHistoryResponse,
+) -> Result<Page<StampEvent>, Unusable> {
+    let items: Result<_, _> = wire.events.into_iter().map(stamp_event_from_wire).collect();
+    Ok(Page { items: items?, next_page_token: wire.next_page_token })
 }
 
 #[cfg(test)]
@@ -298,5 +386,66 @@ mod tests {
         let wire = v1::ProcessEvent { event: Some(exit), ..Default::default() };
         assert_eq!(event_from_wire(wire), Err("exit"));
         assert_eq!(event_from_wire(v1::ProcessEvent::default()), Err("event"));
+    }
+
+    fn stamp_record() -> v1::StampRecord {
+        v1::StampRecord {
+            session: "s".into(),
+            path: "/workspace/f".into(),
+            stamp: Some(v1::Stamp::from(&Stamp { digest: [7; 32], size: 5 })),
+            call: "r".into(),
+            time: Some(prost_types::Timestamp { seconds: 1, nanos: 2 }),
+            state: v1::StampState::Stale.into(),
+            shown: vec![v1::LineRange { first: 1, last: 3 }],
+            complete: false,
+        }
+    }
+
+    #[test]
+    fn a_stamp_is_understood_wholly() {
+        let page = stamps_from_wire(vec![stamp_record()], "next".into()).unwrap();
+        assert_eq!(
+            page,
+            Page {
+                items: vec![StampRecord {
+                    session: "s".into(),
+                    path: "/workspace/f".into(),
+                    stamp: Stamp { digest: [7; 32], size: 5 },
+                    call: "r".into(),
+                    time: UNIX_EPOCH + Duration::new(1, 2),
+                    state: StampState::Stale,
+                    shown: vec![LineRange { first: 1, last: 3 }],
+                    complete: false,
+                }],
+                next_page_token: "next".into(),
+            }
+        );
+    }
+
+    #[test]
+    fn a_stamp_that_says_less_than_it_must_is_refused() {
+        let refused = |record| stamps_from_wire(vec![record], String::new()).unwrap_err();
+        assert_eq!(refused(v1::StampRecord { stamp: None, ..stamp_record() }), "stamp");
+        assert_eq!(refused(v1::StampRecord { state: 0, ..stamp_record() }), "stamps.state");
+        assert_eq!(refused(v1::StampRecord { time: None, ..stamp_record() }), "stamps.time");
+        let late = Some(prost_types::Timestamp { seconds: i64::MAX, nanos: 1_000_000_000 });
+        assert_eq!(refused(v1::StampRecord { time: late, ..stamp_record() }), "stamps.time");
+    }
+
+    #[test]
+    fn a_history_entry_may_have_no_stamp_but_has_a_kind() {
+        let time = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
+        let change = v1::StampChange::Cleared.into();
+        let event = v1::StampEvent { change, time, ..v1::StampEvent::default() };
+        let history = |event| {
+            let events = vec![event];
+            history_from_wire(v1::GetStampHistoryResponse {
+                events,
+                next_page_token: String::new(),
+            })
+        };
+        let page = history(event.clone()).unwrap();
+        assert_eq!((page.items[0].change, page.items[0].stamp), (StampChange::Cleared, None));
+        assert_eq!(history(v1::StampEvent { change: 0, ..event }).unwrap_err(), "events.change");
     }
 }

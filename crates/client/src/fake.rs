@@ -8,8 +8,9 @@ use bytes::Bytes;
 use cofferdam_spec::PtySize;
 
 use crate::{
-    Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page, ProcessEvent,
-    ProcessInfo, SignalTarget, StartRequest, Workspace,
+    CallToolRequest, Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page,
+    ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord, StartRequest, Tool,
+    ToolReply, Workspace,
 };
 
 /// Something that a [`FakeClient`] was asked.
@@ -29,6 +30,12 @@ pub enum Call {
     GetCapabilities,
     GetWorkspace,
     EndSession { session: String },
+    ListTools,
+    CallTool(CallToolRequest),
+    ListStamps { session: String, path_prefix: String, page_token: String },
+    GetStampHistory { path: String, session: String, page_token: String },
+    VerifyStamps { session: String, path_prefix: String, page_token: String },
+    ClearStamps { session: String, path_prefix: String },
 }
 
 /// The script's answers, by kind, and the calls that came.
@@ -40,6 +47,10 @@ struct State {
     processes: VecDeque<Result<ProcessInfo, ClientError>>,
     capabilities: Option<Capabilities>,
     workspace: Option<Workspace>,
+    tools: Option<Vec<Tool>>,
+    tool_replies: VecDeque<Result<ToolReply, ClientError>>,
+    stamps: Vec<StampRecord>,
+    stamp_history: Vec<StampEvent>,
 }
 
 /// A scripted client. A call that needs an answer which the script does not have panics: the test
@@ -90,6 +101,31 @@ impl FakeClient {
     /// Sets what `get_workspace` answers.
     pub fn with_workspace(self, workspace: Workspace) -> Self {
         self.with(|state| state.workspace = Some(workspace));
+        self
+    }
+
+    /// Sets what `list_tools` answers.
+    pub fn with_tools(self, tools: Vec<Tool>) -> Self {
+        self.with(|state| state.tools = Some(tools));
+        self
+    }
+
+    /// Adds the answer to one `call_tool`.
+    pub fn answer_tool(self, answer: Result<ToolReply, ClientError>) -> Self {
+        self.with(|state| state.tool_replies.push_back(answer));
+        self
+    }
+
+    /// Sets the stamps that there are. `list_stamps` and `verify_stamps` show those that are asked
+    /// for, `clear_stamps` drops them.
+    pub fn with_stamps(self, stamps: Vec<StampRecord>) -> Self {
+        self.with(|state| state.stamps = stamps);
+        self
+    }
+
+    /// Sets what `get_stamp_history` answers.
+    pub fn with_stamp_history(self, history: Vec<StampEvent>) -> Self {
+        self.with(|state| state.stamp_history = history);
         self
     }
 
@@ -231,6 +267,89 @@ impl Client for FakeClient {
     async fn end_session(&self, session: &str, _request_id: &str) -> Result<u32, ClientError> {
         Ok(self.play(Call::EndSession { session: session.to_owned() }, |_| Some(0)))
     }
+
+    async fn list_tools(&self) -> Result<Vec<Tool>, ClientError> {
+        Ok(self.play(Call::ListTools, |state| state.tools.clone()))
+    }
+
+    async fn call_tool(&self, request: CallToolRequest) -> Result<ToolReply, ClientError> {
+        self.play(Call::CallTool(request), |state| state.tool_replies.pop_front())
+    }
+
+    async fn list_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> Result<Page<StampRecord>, ClientError> {
+        let call = Call::ListStamps {
+            session: session.to_owned(),
+            path_prefix: path_prefix.to_owned(),
+            page_token: page_token.to_owned(),
+        };
+        Ok(self.play(call, |state| Some(page_of(&state.stamps, session, path_prefix))))
+    }
+
+    async fn get_stamp_history(
+        &self,
+        path: &str,
+        session: &str,
+        page_token: &str,
+    ) -> Result<Page<StampEvent>, ClientError> {
+        let call = Call::GetStampHistory {
+            path: path.to_owned(),
+            session: session.to_owned(),
+            page_token: page_token.to_owned(),
+        };
+        let items = self.play(call, |state| Some(state.stamp_history.clone()));
+        Ok(Page { items, next_page_token: String::new() })
+    }
+
+    async fn verify_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> Result<Page<StampRecord>, ClientError> {
+        let call = Call::VerifyStamps {
+            session: session.to_owned(),
+            path_prefix: path_prefix.to_owned(),
+            page_token: page_token.to_owned(),
+        };
+        Ok(self.play(call, |state| Some(page_of(&state.stamps, session, path_prefix))))
+    }
+
+    async fn clear_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        _request_id: &str,
+    ) -> Result<u64, ClientError> {
+        let call =
+            Call::ClearStamps { session: session.to_owned(), path_prefix: path_prefix.to_owned() };
+        Ok(self.play(call, |state| {
+            let before = state.stamps.len();
+            state.stamps.retain(|stamp| !is_meant(stamp, session, path_prefix));
+            Some((before - state.stamps.len()) as u64)
+        }))
+    }
+}
+
+fn page_of(stamps: &[StampRecord], session: &str, path_prefix: &str) -> Page<StampRecord> {
+    let meant = |stamp: &&StampRecord| is_meant(stamp, session, path_prefix);
+    let items = stamps.iter().filter(meant).cloned().collect();
+    Page { items, next_page_token: String::new() }
+}
+
+/// Whether a stamp belongs to the session and its path is, or lies below, the prefix.
+fn is_meant(stamp: &StampRecord, session: &str, path_prefix: &str) -> bool {
+    let of_session = session.is_empty() || stamp.session == session;
+    let prefix = path_prefix.trim_end_matches('/');
+    let below = match stamp.path.strip_prefix(prefix) {
+        Some(rest) => prefix.is_empty() || rest.is_empty() || rest.starts_with('/'),
+        None => false,
+    };
+    of_session && below
 }
 
 #[cfg(test)]
@@ -260,6 +379,30 @@ mod tests {
         let data = Bytes::from("ab");
         let write = Call::WriteStdin { process_id: "p1".into(), offset: 3, data };
         assert_eq!(client.calls(), [write, Call::CloseStdin { process_id: "p1".into() }]);
+    }
+
+    fn stamp(session: &str, path: &str) -> StampRecord {
+        StampRecord {
+            session: session.to_owned(),
+            path: path.to_owned(),
+            stamp: cofferdam_spec::Stamp { digest: [0; 32], size: 0 },
+            call: "r".to_owned(),
+            time: std::time::SystemTime::UNIX_EPOCH,
+            state: crate::StampState::Fresh,
+            shown: Vec::new(),
+            complete: true,
+        }
+    }
+
+    #[test]
+    fn stamps_are_found_and_dropped_by_session_and_directory() {
+        let stamps = vec![stamp("a", "/w/x"), stamp("a", "/w/x/y"), stamp("a", "/w/xy")];
+        let client = FakeClient::new().with_stamps([stamps, vec![stamp("b", "/w/x")]].concat());
+        assert_eq!(block_on(client.list_stamps("", "", "")).unwrap().items.len(), 4);
+        assert_eq!(block_on(client.verify_stamps("a", "/w/x/", "")).unwrap().items.len(), 2);
+        assert_eq!(block_on(client.clear_stamps("a", "/w/x", "r")).unwrap(), 2);
+        let left = block_on(client.list_stamps("a", "/w", "")).unwrap().items;
+        assert_eq!(left, [stamp("a", "/w/xy")]);
     }
 
     #[test]

@@ -13,6 +13,8 @@
 mod error;
 mod fake;
 mod process;
+mod stamp;
+mod tool;
 mod workspace;
 
 use std::future::Future;
@@ -24,6 +26,8 @@ pub use process::{
     ExecuteReply, ExecuteRequest, ExitReport, OutputAccount, OutputStream, Page, ProcessEvent,
     ProcessInfo, Program, ProtectedPath, Pty, SignalTarget, StartRequest, StdinMode, StreamAccount,
 };
+pub use stamp::{StampChange, StampEvent, StampRecord, StampState};
+pub use tool::{CallToolRequest, Tool, ToolReply};
 pub use workspace::{Capabilities, Capability, MessageLimits, Workspace};
 
 /// Largest chunk for [`Client::write_stdin`]: a request is at most 1 MiB.
@@ -129,4 +133,47 @@ pub trait Client: Send + Sync {
         session: &str,
         request_id: &str,
     ) -> impl Future<Output = Result<u32, ClientError>> + Send;
+
+    /// The tools that a model can call.
+    fn list_tools(&self) -> impl Future<Output = Result<Vec<Tool>, ClientError>> + Send;
+
+    /// Calls a tool. What it refused or failed at is an answer, with `is_error`.
+    fn call_tool(
+        &self,
+        request: CallToolRequest,
+    ) -> impl Future<Output = Result<ToolReply, ClientError>> + Send;
+
+    /// Lists the stamps that sessions hold. Empty `session`: of all sessions; empty `path_prefix`:
+    /// of all paths; empty `page_token`: from the start.
+    fn list_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> impl Future<Output = Result<Page<StampRecord>, ClientError>> + Send;
+
+    /// Lists what set and dropped the stamps of one path, newest first. Empty `session`: of all
+    /// sessions.
+    fn get_stamp_history(
+        &self,
+        path: &str,
+        session: &str,
+        page_token: &str,
+    ) -> impl Future<Output = Result<Page<StampEvent>, ClientError>> + Send;
+
+    /// Reads the files of a session's stamps again and says which are fresh.
+    fn verify_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        page_token: &str,
+    ) -> impl Future<Output = Result<Page<StampRecord>, ClientError>> + Send;
+
+    /// Drops stamps of a session; returns how many.
+    fn clear_stamps(
+        &self,
+        session: &str,
+        path_prefix: &str,
+        request_id: &str,
+    ) -> impl Future<Output = Result<u64, ClientError>> + Send;
 }
