@@ -96,8 +96,7 @@ fn jpeg_size(head: &[u8]) -> Option<(u64, u64)> {
             }
             // The end, or the picture itself, before any frame.
             0xd9 | 0xda => return None,
-            // The length counts itself.
-            _ => at += big(head, at, 2)?.max(2) as usize,
+            _ => at += big(head, at, 2)? as usize,
         }
     }
 }

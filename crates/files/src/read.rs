@@ -543,8 +543,8 @@ mod tests {
         sparse(&path, b"GIF89a\x40\x01\xf0\0");
         let image = read(&call(&path)).unwrap();
         assert_eq!((image.media.unwrap().width, image.stamp), (Some(320), None));
-        // To read it all takes seconds.
-        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+        // To read all of it each time takes longer, even of a hole.
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     }
 
     #[test]

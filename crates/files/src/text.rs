@@ -303,6 +303,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn of_a_line_no_more_is_held_than_is_shown() {
+        let call = ReadText {
+            path: "/file".to_owned(),
+            first_line: 2,
+            max_lines: 10,
+            max_bytes: 1_000,
+            max_line_chars: 7,
+            numbered: false,
+            accept_media: false,
+        };
+        let mut window = Window::new(&call, u64::MAX);
+        let part = "é".repeat(100_000);
+        for line in ["", "ééééééé [truncated]\n"] {
+            for _ in 0..20 {
+                window.add(part.as_bytes());
+                assert!(window.held.capacity() < 100, "{}", window.held.capacity());
+            }
+            window.add(b"\n");
+            assert_eq!(window.text, line);
+        }
+        assert!(window.text.capacity() < 2_000, "{}", window.text.capacity());
+        assert_eq!((window.lines(), window.next()), (2, None));
+    }
+
     proptest! {
         #[test]
         fn parts_are_checked_as_the_whole_is(
