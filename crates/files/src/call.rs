@@ -292,7 +292,7 @@ pub struct Entry {
     pub modified: (i64, u32),
     /// Names of the file.
     pub links: u64,
-    /// What a symlink says.
+    /// What a symlink says; `None` also where it may not be read, as some of `/proc`.
     pub target: Option<Vec<u8>>,
 }
 
@@ -333,7 +333,8 @@ pub struct Media {
     pub width: Option<u64>,
     /// Pixels, of images whose header tells.
     pub height: Option<u64>,
-    /// Pages, of documents where they could be counted.
+    /// Pages, of documents where they could be counted; at least so many, because those in
+    /// compressed parts are not seen.
     pub pages: Option<u64>,
 }
 
@@ -346,8 +347,8 @@ pub struct TextRead {
     pub text: String,
     /// Which they are; `None` for an empty file and for media.
     pub range: Option<LineRange>,
-    /// Lines of the file; `None` above [`STAMP_BYTES_MAX`]. What follows the last line feed counts
-    /// when it is not empty.
+    /// Lines of the file; `None` above [`STAMP_BYTES_MAX`], and for media. What follows the last
+    /// line feed counts when it is not empty.
     pub total_lines: Option<u64>,
     /// Next line to read; `None` at the end.
     pub next_line: Option<u64>,
@@ -368,7 +369,9 @@ pub struct TextRead {
 pub struct Written {
     /// Its canonical path.
     pub canonical: String,
-    /// Its stamp before; `None` when there was no file.
+    /// Whether there was a file before.
+    pub existed: bool,
+    /// Its stamp before; `None` when there was no file, or one above [`STAMP_BYTES_MAX`].
     pub previous: Option<Stamp>,
     /// Its stamp now.
     pub stamp: Stamp,

@@ -8,18 +8,27 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+mod change;
+mod edit;
 mod entry;
 mod fault;
+mod in_place;
+mod lock;
 mod media;
 mod read;
+mod recover;
+mod replace;
 mod resolve;
 mod search;
 mod serve;
 mod stamp;
+mod steps;
+mod store;
 #[cfg(test)]
 mod testing;
 mod text;
 mod watch;
+mod write;
 
 pub use call::FileCall;
 pub use serve::{Files, Gone, Reply};

@@ -3,8 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use crate::call::{Answer, Fault, FaultKind, FileCall};
-use crate::{entry, read, search, watch};
+use crate::call::{Answer, FileCall};
+use crate::lock::Locks;
+use crate::steps::Steps;
+use crate::store::Store;
+use crate::{change, edit, entry, read, recover, search, watch, write};
 
 /// Nobody waits for answers any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,24 +26,29 @@ pub trait Reply: Sync {
 /// The file tools of one cell.
 #[derive(Debug)]
 pub struct Files {
-    /// The home directory, where what must not be lost is kept: `.cofferdam/` below it.
-    home: PathBuf,
+    /// `.cofferdam/` below the home directory, where what must not be lost is kept.
+    pub(crate) store: Store,
+    /// The files that are being changed.
+    pub(crate) locks: Locks,
+    /// Where tests step in.
+    pub(crate) steps: Steps,
 }
 
 impl Files {
     /// The tools, for programs whose home directory is `home`.
     pub fn new(home: PathBuf) -> Self {
-        Self { home }
+        Self { store: Store::new(home), locks: Locks::default(), steps: Steps::default() }
     }
 
     /// Finishes or undoes what an earlier life left half done. Called once, before the first call.
-    pub fn recover(&self) {}
+    pub fn recover(&self) {
+        recover::recover(&self.store);
+    }
 
     /// Answers a call. `content` is the descriptor that came with a [`Content::Descriptor`].
     ///
     /// [`Content::Descriptor`]: crate::call::Content::Descriptor
     pub fn serve(&self, call: FileCall, content: Option<OwnedFd>, reply: &dyn Reply) {
-        let _ = (content, &self.home);
         let mut opened = None;
         let answer = match call {
             FileCall::Stat { path, follow, with_stamp } => {
@@ -52,7 +60,15 @@ impl Files {
             FileCall::Glob(glob) => search::glob(&glob, reply),
             FileCall::Grep(grep) => search::grep(&grep, reply),
             FileCall::Watch { path, recursive } => watch::watch(&path, recursive, reply),
-            _ => Err(Fault { kind: FaultKind::Other, step: "serve".to_owned(), errno: 0 }),
+            FileCall::Write(call) => write::write(self, call, content, reply),
+            FileCall::Edit(call) => edit::edit(self, &call, reply),
+            FileCall::MakeDir { path, mode, parents } => change::make_dir(&path, mode, parents),
+            FileCall::Move { from, to, guard } => {
+                change::move_entry(self, &from, &to, &guard, reply)
+            }
+            FileCall::Remove { path, recursive, guard } => {
+                change::remove(self, &path, recursive, &guard, reply)
+            }
         };
         // When nobody waits, nobody misses it.
         let _ = reply.send(answer.unwrap_or_else(Answer::Failed), opened);

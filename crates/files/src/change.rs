@@ -1,0 +1,399 @@
+//! Making directories, moving and removing.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use cofferdam_spec::Stamp;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::call::{Answer, Expected, Fault, FaultKind, FileKind, Guard};
+use crate::fault::{at, found, kernel};
+use crate::replace::{MODE_MASK, Old, Patient, identity, intent, judge};
+use crate::resolve::{Last, Place, kind_of, resolve, resolve_making_parents};
+use crate::serve::{Files, Reply};
+use crate::stamp::still_wanted;
+use crate::steps::Step;
+use crate::store::{Purpose, os, temporary_name};
+use crate::write::leads_to;
+
+/// Directories that nobody removes or moves: the workspace, and what the cell is made of.
+const ROOTS: [&str; 3] = ["/", "/workspace", "/tmp"];
+
+/// How often a directory that fills up again is emptied before it is given up.
+const ROUNDS_MAX: u32 = 16;
+
+/// Directories on the way down that are held open. Above them, the way back up is `..`, and what it
+/// leads to is compared with what was there.
+const HELD_MAX: usize = 32;
+
+/// Names of subdirectories that are remembered at once.
+const NAMES_MAX: usize = 10_000;
+
+/// Entries that are removed between two questions whether somebody still waits.
+const ASK_EVERY: u64 = 64;
+
+/// Makes a directory.
+pub(crate) fn make_dir(path: &str, mode: u32, parents: bool) -> Result<Answer, Fault> {
+    let place = if parents {
+        resolve_making_parents(path, Last::Follow)?
+    } else {
+        resolve(path, Last::Keep)?
+    };
+    let canonical = place.canonical_text()?;
+    let mode = Mode::from_raw_mode(mode & MODE_MASK);
+    match rustix::fs::mkdirat(&place.directory, place.name(), mode) {
+        Ok(()) => Ok(Answer::Made { canonical, created: true }),
+        Err(Errno::EXIST) => {
+            let kind = place.look()?.map(|stat| kind_of(stat.st_mode));
+            if parents && kind == Some(FileKind::Directory) {
+                return Ok(Answer::Made { canonical, created: false });
+            }
+            Err(kernel("mkdir", Errno::EXIST))
+        }
+        Err(errno) => Err(kernel("mkdir", errno)),
+    }
+}
+
+/// Follows a path to an entry itself: its directory and its own name, also where the path ends in a
+/// slash or a dot.
+fn entry(path: &str) -> Result<Place, Fault> {
+    let place = resolve(path, Last::Keep)?;
+    if place.name != b"." {
+        return Ok(place);
+    }
+    let canonical = place.canonical_text()?;
+    let mut named = resolve(&canonical, Last::Keep)?;
+    named.must_be_directory = true;
+    Ok(named)
+}
+
+/// The kind of what is there.
+fn kind(place: &Place) -> Result<FileKind, Fault> {
+    let stat = place.look()?.ok_or_else(|| kernel("stat", Errno::NOENT))?;
+    let kind = kind_of(stat.st_mode);
+    if place.must_be_directory && kind != FileKind::Directory {
+        return Err(found(FaultKind::NotDirectory, "stat"));
+    }
+    Ok(kind)
+}
+
+fn refuse_roots(files: &Files, canonical: &str) -> Result<(), Fault> {
+    let is_home = std::path::Path::new(canonical) == files.store.home();
+    if is_home || ROOTS.contains(&canonical) {
+        return Err(found(FaultKind::Denied, "change a directory that the cell is made of"));
+    }
+    Ok(())
+}
+
+/// What a regular file must hold, when it matters.
+fn exact(guard: &Guard, old: &Old) -> Result<Option<Stamp>, Fault> {
+    judge(&guard.expected, Some(old))?;
+    Ok(match guard.expected {
+        Expected::Exactly { stamp, .. } => Some(stamp),
+        Expected::Any | Expected::Absent => None,
+    })
+}
+
+/// Looks at a regular file and judges it; what it must hold, when it matters.
+fn judged(place: &Place, guard: &Guard, reply: &dyn Reply) -> Result<Option<Stamp>, Fault> {
+    if guard.expected == Expected::Any {
+        return Ok(None);
+    }
+    match Old::look(place, reply)? {
+        Some(old) => exact(guard, &old),
+        None => Err(kernel("open", Errno::NOENT)),
+    }
+}
+
+fn rename(from: &Place, from_name: &OsStr, to: &Place, to_name: &OsStr) -> Result<(), Errno> {
+    let flags = RenameFlags::NOREPLACE;
+    rustix::fs::renameat_with(&from.directory, from_name, &to.directory, to_name, flags)
+}
+
+/// What is at `place`, looked at however long it takes; `None` when it is no regular file that can
+/// be read, or too large for a stamp.
+fn stamp_of(place: &Place) -> Option<Stamp> {
+    Old::look(place, &Patient).ok().flatten().and_then(|old| old.stamp)
+}
+
+/// Moves an entry.
+pub(crate) fn move_entry(
+    files: &Files,
+    from: &str,
+    to: &str,
+    guard: &Guard,
+    reply: &dyn Reply,
+) -> Result<Answer, Fault> {
+    let (from, to) = (entry(from)?, entry(to)?);
+    let (from_text, to_text) = (from.canonical_text()?, to.canonical_text()?);
+    leads_to(guard, &from_text)?;
+    refuse_roots(files, &from_text)?;
+    let _held = files.locks.hold_both(&from.canonical, &to.canonical, reply)?;
+    let kind = kind(&from)?;
+    if to.must_be_directory && kind != FileKind::Directory {
+        return Err(found(FaultKind::NotDirectory, "rename"));
+    }
+    let expected = match kind {
+        FileKind::Regular => judged(&from, guard, reply)?,
+        _ => None,
+    };
+    files.steps.before(Step::Rename).map_err(at("rename"))?;
+    match rename(&from, from.name(), &to, to.name()) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => {
+            return Err(Fault {
+                kind: FaultKind::Exists(stamp_of(&to)),
+                ..kernel("rename", Errno::EXIST)
+            });
+        }
+        Err(errno) => return Err(kernel("rename", errno)),
+    }
+    if let Some(expected) = expected {
+        files.steps.before(Step::Judge).map_err(at("compare"))?;
+        let there = stamp_of(&to);
+        if there != Some(expected) {
+            return match rename(&to, to.name(), &from, from.name()) {
+                Ok(()) => Err(found(FaultKind::Stale(there), "compare")),
+                // Somebody made another one meanwhile; what was moved stays where it is.
+                Err(_) => Err(found(FaultKind::Conflict { kept: to_text }, "rename")),
+            };
+        }
+    }
+    Ok(Answer::Moved { from: from_text, to: to_text })
+}
+
+/// Removes an entry.
+pub(crate) fn remove(
+    files: &Files,
+    path: &str,
+    recursive: bool,
+    guard: &Guard,
+    reply: &dyn Reply,
+) -> Result<Answer, Fault> {
+    let place = entry(path)?;
+    let canonical = place.canonical_text()?;
+    leads_to(guard, &canonical)?;
+    refuse_roots(files, &canonical)?;
+    let _held = files.locks.hold(&place.canonical, reply)?;
+    let removed = match kind(&place)? {
+        FileKind::Directory if recursive => remove_tree(&place, reply)?,
+        FileKind::Directory => {
+            rustix::fs::unlinkat(&place.directory, place.name(), AtFlags::REMOVEDIR)
+                .map_err(at("rmdir"))?;
+            1
+        }
+        FileKind::Regular => {
+            match judged(&place, guard, reply)? {
+                Some(expected) => remove_exactly(files, &place, expected)?,
+                None => unlink(&place)?,
+            }
+            1
+        }
+        _ => {
+            unlink(&place)?;
+            1
+        }
+    };
+    Ok(Answer::Removed { canonical, removed })
+}
+
+fn unlink(place: &Place) -> Result<(), Fault> {
+    rustix::fs::unlinkat(&place.directory, place.name(), AtFlags::empty()).map_err(at("unlink"))
+}
+
+/// Removes a file that holds what is expected: under another name, where nobody replaces it, it is
+/// compared once more.
+fn remove_exactly(files: &Files, place: &Place, expected: Stamp) -> Result<(), Fault> {
+    let name = temporary_name()?;
+    let aside = crate::replace::beside(place, &name)?;
+    let _note = files.store.note(&intent(place, &name, Purpose::Remove), &files.steps)?;
+    files.steps.before(Step::Rename).map_err(at("rename"))?;
+    rename(place, place.name(), &aside, aside.name()).map_err(at("rename"))?;
+    let there = match files.steps.before(Step::Judge) {
+        Ok(()) => stamp_of(&aside),
+        Err(_) => None,
+    };
+    if there == Some(expected) {
+        let removed = files.steps.before(Step::RemoveTemporary).map_err(at("unlink"));
+        let Err(fault) = removed.and_then(|()| unlink(&aside)) else { return Ok(()) };
+        return Err(put_back(files, place, &aside, fault));
+    }
+    let stale = found(FaultKind::Stale(there), "compare");
+    Err(put_back(files, place, &aside, stale))
+}
+
+/// Gives a file its name back, and says why it was not removed; when somebody made another one
+/// meanwhile, it is kept among the conflicts.
+fn put_back(files: &Files, place: &Place, aside: &Place, fault: Fault) -> Fault {
+    if rename(aside, aside.name(), place, place.name()).is_ok() {
+        return fault;
+    }
+    let name = String::from_utf8_lossy(&aside.name);
+    let kept = files.store.keep(place.directory.as_fd(), &name, &place.name);
+    let kept = kept.unwrap_or_else(|_| String::from_utf8_lossy(&aside.canonical).into_owned());
+    found(FaultKind::Conflict { kept }, "rename")
+}
+
+/// A directory on the way down.
+struct Level {
+    /// Its name in the one above.
+    name: Vec<u8>,
+    /// Which one it is.
+    identity: (u64, u64),
+    /// Not held when too many below it are.
+    held: Option<OwnedFd>,
+    /// Subdirectories to go into.
+    below: Vec<Vec<u8>>,
+    /// How often it was not empty.
+    rounds: u32,
+}
+
+/// Opens a directory below another one, never through a symlink and not across a mount point.
+fn open_level(above: &OwnedFd, name: Vec<u8>) -> Result<Level, Errno> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_XDEV;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let held = loop {
+        match rustix::fs::openat2(above, os(&name), flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            opened => break opened?,
+        }
+    };
+    let identity = identity(&rustix::fs::fstat(&held)?);
+    Ok(Level { name, identity, held: Some(held), below: Vec::new(), rounds: 0 })
+}
+
+/// Removes a directory with everything below it, and counts what was removed. Depth costs memory
+/// for names, and neither stack nor descriptors.
+fn remove_tree(place: &Place, reply: &dyn Reply) -> Result<u64, Fault> {
+    let mut removed = 0;
+    let mut levels = vec![open_level(&place.directory, place.name.clone()).map_err(at("open"))?];
+    while let Some(level) = levels.last_mut() {
+        let Some(directory) = &level.held else {
+            return Err(found(FaultKind::Other, "remove: a directory is not held"));
+        };
+        if let Some(name) = level.below.pop() {
+            match open_level(directory, name.clone()) {
+                Ok(below) => {
+                    levels.push(below);
+                    let depth = levels.len();
+                    // The root of the tree stays held.
+                    if depth > HELD_MAX + 1 {
+                        levels[depth - 1 - HELD_MAX].held = None;
+                    }
+                }
+                // Somebody else removed it.
+                Err(Errno::NOENT) => {}
+                // It is something else by now; the next look at its directory tells.
+                Err(Errno::NOTDIR | Errno::LOOP) => {}
+                Err(Errno::XDEV) => {
+                    return Err(kernel(
+                        "remove: another file system is mounted there",
+                        Errno::XDEV,
+                    ));
+                }
+                Err(errno) => return Err(kernel("open", errno)),
+            }
+            continue;
+        }
+        match empty(directory, &mut level.below, &mut removed, reply)? {
+            Seen::Nothing => {}
+            Seen::Part => continue,
+            Seen::All => {
+                level.rounds += 1;
+                if level.rounds > ROUNDS_MAX {
+                    return Err(kernel("rmdir", Errno::NOTEMPTY));
+                }
+                continue;
+            }
+        }
+        let rounds = level.rounds;
+        let up = go_up(place, &mut levels)?;
+        let Some(done) = levels.pop() else { break };
+        match rustix::fs::unlinkat(&up, os(&done.name), AtFlags::REMOVEDIR) {
+            Ok(()) => removed += 1,
+            Err(Errno::NOENT) => {}
+            Err(Errno::NOTEMPTY) if rounds < ROUNDS_MAX => {
+                levels.push(Level { rounds: rounds + 1, ..done });
+                continue;
+            }
+            Err(errno) => return Err(kernel("rmdir", errno)),
+        }
+        if let Some(above) = levels.last_mut()
+            && above.held.is_none()
+        {
+            above.held = Some(up);
+        }
+    }
+    Ok(removed)
+}
+
+/// The directory above the last level, held for reading.
+fn go_up(place: &Place, levels: &mut [Level]) -> Result<OwnedFd, Fault> {
+    let held = |fd: &OwnedFd| fd.try_clone().map_err(crate::fault::io_at("dup"));
+    let [.., above, last] = levels else { return held(&place.directory) };
+    if let Some(above) = &above.held {
+        return held(above);
+    }
+    let Some(last) = &last.held else { return held(&place.directory) };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let up = rustix::fs::openat(last, c"..", flags, Mode::empty()).map_err(at("open"))?;
+    let stat = rustix::fs::fstat(&up).map_err(at("stat"))?;
+    // Somebody moved the directory away, and its `..` with it.
+    if identity(&stat) != above.identity {
+        return Err(kernel("remove: a directory was moved away meanwhile", Errno::NOENT));
+    }
+    Ok(up)
+}
+
+/// How much of a directory was seen.
+enum Seen {
+    Nothing,
+    /// As many subdirectories as are remembered at once.
+    Part,
+    All,
+}
+
+/// Removes what is in a directory but for its subdirectories, whose names are put into `below`.
+fn empty(
+    directory: &OwnedFd,
+    below: &mut Vec<Vec<u8>>,
+    removed: &mut u64,
+    reply: &dyn Reply,
+) -> Result<Seen, Fault> {
+    rustix::fs::seek(directory, SeekFrom::Start(0)).map_err(at("read the directory"))?;
+    let mut space = Vec::with_capacity(32 * 1024);
+    let mut entries = rustix::fs::RawDir::new(directory, space.spare_capacity_mut());
+    let mut seen = 0_u64;
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(at("read the directory"))?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        seen += 1;
+        if seen.is_multiple_of(ASK_EVERY) {
+            still_wanted(reply)?;
+        }
+        if entry.file_type() != FileType::Directory {
+            match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+                Ok(()) => {
+                    *removed += 1;
+                    continue;
+                }
+                Err(Errno::NOENT) => continue,
+                // It is a directory, or became one.
+                Err(Errno::ISDIR) => {}
+                Err(errno) => return Err(kernel("unlink", errno)),
+            }
+        }
+        below.push(name.to_bytes().to_vec());
+        if below.len() >= NAMES_MAX {
+            return Ok(Seen::Part);
+        }
+    }
+    Ok(if seen == 0 { Seen::Nothing } else { Seen::All })
+}
