@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_client::{
-    CallToolRequest, Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page,
-    ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord, StartRequest, Tool,
-    ToolReply, Workspace,
+    CallToolRequest, Capabilities, Chunks, Client, ClientError, Events, ExecuteReply,
+    ExecuteRequest, Page, ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord,
+    StartRequest, Tool, ToolReply, Workspace,
 };
 use cofferdam_proto::duration_to_wire;
 use cofferdam_proto::v1::{
-    self, process_service_client, stamp_service_client, tool_service_client,
-    workspace_service_client,
+    self, filesystem_service_client, process_service_client, stamp_service_client,
+    tool_service_client, workspace_service_client,
 };
 use cofferdam_spec::PtySize;
 use cofferdam_transport::JoinedWrites;
@@ -35,6 +35,14 @@ const RESPONSE_BYTES_MAX: usize = 1024 * 1024 + 64 * 1024;
 /// which names the limit, is what a caller sees.
 const REQUEST_BYTES_MAX: usize = 17 * 1024 * 1024;
 
+/// What may be on its way in one stream, and in all: enough that a file is read at the speed of
+/// the machine, whatever the two sides are busy with.
+const STREAM_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
+const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
+
+/// Largest frame that the daemon may send: a chunk of a file and its framing in one piece.
+const FRAME_BYTES_MAX: u32 = 1024 * 1024 + 64 * 1024;
+
 /// A connection to one daemon. It does not reconnect to another daemon on the same path without
 /// its calls failing first: a process belongs to the daemon that started it.
 #[derive(Debug, Clone)]
@@ -43,6 +51,7 @@ pub struct GrpcClient {
     workspace: workspace_service_client::WorkspaceServiceClient<Channel>,
     tools: tool_service_client::ToolServiceClient<Channel>,
     stamps: stamp_service_client::StampServiceClient<Channel>,
+    files: filesystem_service_client::FilesystemServiceClient<Channel>,
 }
 
 impl GrpcClient {
@@ -62,6 +71,9 @@ impl GrpcClient {
         });
         // The URI only fills in `:authority`; the connector knows the path.
         let channel = Endpoint::from_static("http://localhost")
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_frame_size(FRAME_BYTES_MAX)
             .connect_with_connector(connector)
             .await
             .map_err(|error| transport(Box::new(error)))?;
@@ -73,9 +85,11 @@ impl GrpcClient {
         let tools = tool_service_client::ToolServiceClient::new(channel.clone())
             .max_decoding_message_size(RESPONSE_BYTES_MAX)
             .max_encoding_message_size(REQUEST_BYTES_MAX);
-        let stamps = stamp_service_client::StampServiceClient::new(channel)
+        let stamps = stamp_service_client::StampServiceClient::new(channel.clone())
             .max_decoding_message_size(RESPONSE_BYTES_MAX);
-        Ok(Self { processes, workspace, tools, stamps })
+        let files = filesystem_service_client::FilesystemServiceClient::new(channel)
+            .max_decoding_message_size(RESPONSE_BYTES_MAX);
+        Ok(Self { processes, workspace, tools, stamps, files })
     }
 
     // A tonic client is a handle that needs `&mut`; its clone is cheap and shares the connection.
@@ -89,6 +103,10 @@ impl GrpcClient {
 
     fn tools(&self) -> tool_service_client::ToolServiceClient<Channel> {
         self.tools.clone()
+    }
+
+    fn files(&self) -> filesystem_service_client::FilesystemServiceClient<Channel> {
+        self.files.clone()
     }
 
     fn stamps(&self) -> stamp_service_client::StampServiceClient<Channel> {
@@ -133,8 +151,34 @@ impl Events for GrpcEvents {
     }
 }
 
+/// The bytes of one file over gRPC.
+#[derive(Debug)]
+pub struct GrpcChunks {
+    stream: Streaming<v1::ReadResponse>,
+    ended: bool,
+}
+
+impl Chunks for GrpcChunks {
+    async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let operation = "Read";
+        while !self.ended {
+            let message = self.stream.message().await;
+            let message =
+                message.map_err(|status| client_error(operation, Effect::Reads, status))?;
+            match message.and_then(|message| message.part) {
+                Some(v1::read_response::Part::Started(_)) => {}
+                Some(v1::read_response::Part::Chunk(chunk)) => return Ok(Some(chunk.data)),
+                Some(v1::read_response::Part::Ended(_)) => self.ended = true,
+                None => return Err(ClientError::OutcomeUnknown { operation, source: None }),
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Client for GrpcClient {
     type Events = GrpcEvents;
+    type Chunks = GrpcChunks;
 
     async fn execute(&self, request: ExecuteRequest) -> Result<ExecuteReply, ClientError> {
         let result = self.processes().execute(execute_to_wire(request)).await;
@@ -271,6 +315,18 @@ impl Client for GrpcClient {
         };
         let result = self.workspace().end_session(request).await;
         answer("EndSession", Effect::Mutates, result, |reply| Ok(reply.ended_processes))
+    }
+
+    async fn read(
+        &self,
+        path: &str,
+        offset: u64,
+        length: u64,
+        session: &str,
+    ) -> Result<GrpcChunks, ClientError> {
+        let (path, session) = (path.to_owned(), session.to_owned());
+        let result = self.files().read(v1::ReadRequest { path, offset, length, session }).await;
+        answer("Read", Effect::Reads, result, |stream| Ok(GrpcChunks { stream, ended: false }))
     }
 
     async fn list_tools(&self) -> Result<Vec<Tool>, ClientError> {

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use cofferdam_spec::PtySize;
 
 use crate::{
-    CallToolRequest, Capabilities, Client, ClientError, Events, ExecuteReply, ExecuteRequest, Page,
-    ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord, StartRequest, Tool,
-    ToolReply, Workspace,
+    CallToolRequest, Capabilities, Chunks, Client, ClientError, Events, ExecuteReply,
+    ExecuteRequest, Page, ProcessEvent, ProcessInfo, SignalTarget, StampEvent, StampRecord,
+    StartRequest, Tool, ToolReply, Workspace,
 };
 
 /// Something that a [`FakeClient`] was asked.
@@ -30,6 +30,7 @@ pub enum Call {
     GetCapabilities,
     GetWorkspace,
     EndSession { session: String },
+    Read { path: String, offset: u64, length: u64, session: String },
     ListTools,
     CallTool(CallToolRequest),
     ListStamps { session: String, path_prefix: String, page_token: String },
@@ -48,6 +49,7 @@ struct State {
     capabilities: Option<Capabilities>,
     workspace: Option<Workspace>,
     tools: Option<Vec<Tool>>,
+    reads: VecDeque<Result<Vec<Bytes>, ClientError>>,
     tool_replies: VecDeque<Result<ToolReply, ClientError>>,
     stamps: Vec<StampRecord>,
     stamp_history: Vec<StampEvent>,
@@ -110,6 +112,12 @@ impl FakeClient {
         self
     }
 
+    /// Adds the answer to one `read`.
+    pub fn answer_read(self, answer: Result<Vec<Bytes>, ClientError>) -> Self {
+        self.with(|state| state.reads.push_back(answer));
+        self
+    }
+
     /// Adds the answer to one `call_tool`.
     pub fn answer_tool(self, answer: Result<ToolReply, ClientError>) -> Self {
         self.with(|state| state.tool_replies.push_back(answer));
@@ -168,8 +176,19 @@ impl Events for FakeEvents {
     }
 }
 
+/// Chunks of a script.
+#[derive(Debug)]
+pub struct FakeChunks(VecDeque<bytes::Bytes>);
+
+impl Chunks for FakeChunks {
+    async fn next(&mut self) -> Result<Option<bytes::Bytes>, ClientError> {
+        Ok(self.0.pop_front())
+    }
+}
+
 impl Client for FakeClient {
     type Events = FakeEvents;
+    type Chunks = FakeChunks;
 
     async fn execute(&self, request: ExecuteRequest) -> Result<ExecuteReply, ClientError> {
         self.play(Call::Execute(request), |state| state.executes.pop_front())
@@ -270,6 +289,19 @@ impl Client for FakeClient {
 
     async fn list_tools(&self) -> Result<Vec<Tool>, ClientError> {
         Ok(self.play(Call::ListTools, |state| state.tools.clone()))
+    }
+
+    async fn read(
+        &self,
+        path: &str,
+        offset: u64,
+        length: u64,
+        session: &str,
+    ) -> Result<FakeChunks, ClientError> {
+        let (path, session) = (path.to_owned(), session.to_owned());
+        let call = Call::Read { path, offset, length, session };
+        let chunks = self.play(call, |state| state.reads.pop_front())?;
+        Ok(FakeChunks(chunks.into()))
     }
 
     async fn call_tool(&self, request: CallToolRequest) -> Result<ToolReply, ClientError> {

@@ -41,10 +41,21 @@ pub trait Events: Send {
     ) -> impl Future<Output = Result<Option<ProcessEvent>, ClientError>> + Send + '_;
 }
 
+/// The bytes of one file, in order.
+pub trait Chunks: Send {
+    /// The next bytes; `None` after the last ones.
+    fn next(
+        &mut self,
+    ) -> impl Future<Output = Result<Option<bytes::Bytes>, ClientError>> + Send + '_;
+}
+
 /// A connection to the daemon of one workspace.
 pub trait Client: Send + Sync {
     /// What [`start`](Self::start) and [`connect`](Self::connect) return.
     type Events: Events;
+
+    /// What [`read`](Self::read) returns.
+    type Chunks: Chunks;
 
     /// Runs a program to its end.
     fn execute(
@@ -133,6 +144,16 @@ pub trait Client: Send + Sync {
         session: &str,
         request_id: &str,
     ) -> impl Future<Output = Result<u32, ClientError>> + Send;
+
+    /// Reads a regular file from `offset` on, at most `length` bytes; 0 means to its end. A `session`
+    /// that reads the whole file may change it afterwards; an empty one sets no stamp.
+    fn read(
+        &self,
+        path: &str,
+        offset: u64,
+        length: u64,
+        session: &str,
+    ) -> impl Future<Output = Result<Self::Chunks, ClientError>> + Send;
 
     /// The tools that a model can call.
     fn list_tools(&self) -> impl Future<Output = Result<Vec<Tool>, ClientError>> + Send;
