@@ -397,3 +397,251 @@ fn empty(
     }
     Ok(if seen == 0 { Seen::Nothing } else { Seen::All })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::call::FileCall;
+    use crate::replace::tests::{Made, ask, exactly, guard};
+    use crate::stamp::hash_bytes;
+    use crate::testing::{Nobody, Waiting};
+
+    fn make(made: &Made, name: &str, parents: bool) -> Result<bool, FaultKind> {
+        let call = FileCall::MakeDir { path: made.path(name), mode: 0o777, parents };
+        match ask(&made.files, call, None) {
+            Ok(Answer::Made { created, .. }) => Ok(created),
+            Ok(other) => panic!("{other:?}"),
+            Err(fault) => Err(fault.kind),
+        }
+    }
+
+    fn shift(made: &Made, from: &str, to: &str, expected: Expected) -> Result<(), Fault> {
+        let (from, to) = (made.path(from), made.path(to));
+        ask(&made.files, FileCall::Move { from, to, guard: guard(expected) }, None).map(|_| ())
+    }
+
+    fn take(
+        made: &Made,
+        name: &str,
+        recursive: bool,
+        expected: Expected,
+    ) -> Result<u64, FaultKind> {
+        let path = made.path(name);
+        match ask(&made.files, FileCall::Remove { path, recursive, guard: guard(expected) }, None) {
+            Ok(Answer::Removed { removed, .. }) => Ok(removed),
+            Ok(other) => panic!("{other:?}"),
+            Err(fault) => Err(fault.kind),
+        }
+    }
+
+    #[test]
+    fn directories_are_made_with_and_without_parents() {
+        let made = Made::new();
+        assert_eq!(make(&made, "a", false), Ok(true));
+        assert_eq!(fs::metadata(made.path("a")).unwrap().mode() & 0o7777, 0o755);
+        assert_eq!(make(&made, "a", false), Err(FaultKind::Exists(None)));
+        assert_eq!(make(&made, "a", true), Ok(false));
+        assert_eq!(make(&made, "a/", true), Ok(false));
+        assert_eq!(make(&made, "b/c/d", false), Err(FaultKind::NotFound));
+        assert_eq!(make(&made, "b/c/d", true), Ok(true));
+        fs::write(made.path("file"), "").unwrap();
+        assert_eq!(make(&made, "file", true), Err(FaultKind::Exists(None)));
+        assert_eq!(make(&made, "file/x", true), Err(FaultKind::NotDirectory));
+        symlink("a", made.path("link")).unwrap();
+        assert_eq!(make(&made, "link", true), Ok(false));
+        assert_eq!(make(&made, "link", false), Err(FaultKind::Exists(None)));
+    }
+
+    #[test]
+    fn a_move_replaces_nothing_and_moves_what_is_expected() {
+        let made = Made::new();
+        fs::write(made.path("one"), "one").unwrap();
+        fs::write(made.path("two"), "two").unwrap();
+        let kind = |result: Result<(), Fault>| result.map_err(|fault| fault.kind);
+        assert_eq!(
+            kind(shift(&made, "one", "two", Expected::Any)),
+            Err(FaultKind::Exists(Some(hash_bytes(b"two"))))
+        );
+        assert_eq!(
+            kind(shift(&made, "one", "one", Expected::Any)),
+            Err(FaultKind::Exists(Some(hash_bytes(b"one"))))
+        );
+        assert_eq!(
+            kind(shift(&made, "one", "new", exactly(b"other"))),
+            Err(FaultKind::Stale(Some(hash_bytes(b"one"))))
+        );
+        assert_eq!(kind(shift(&made, "missing", "new", Expected::Any)), Err(FaultKind::NotFound));
+        assert_eq!(kind(shift(&made, "one", "new/", Expected::Any)), Err(FaultKind::NotDirectory));
+        assert_eq!(shift(&made, "one", "new", exactly(b"one")), Ok(()));
+        assert_eq!(fs::read(made.path("new")).unwrap(), b"one");
+        symlink("new", made.path("link")).unwrap();
+        assert_eq!(shift(&made, "link", "moved", exactly(b"ignored")), Ok(()));
+        assert_eq!(fs::read_link(made.path("moved")).unwrap(), Path::new("new"));
+        fs::create_dir_all(made.path("dir/below")).unwrap();
+        let inside = shift(&made, "dir", "dir/below/x", Expected::Any).unwrap_err();
+        assert_eq!((inside.kind, inside.errno), (FaultKind::Other, libc::EINVAL));
+        assert_eq!(shift(&made, "dir/", "dir2/", Expected::Any), Ok(()));
+        assert!(Path::new(&made.path("dir2/below")).is_dir());
+    }
+
+    #[test]
+    fn a_file_that_changes_while_it_is_moved_or_removed_stays() {
+        for moves in [true, false] {
+            let path = Arc::new(Mutex::new(String::new()));
+            let told = Arc::clone(&path);
+            let mut made = Made::new();
+            made.files.steps.before = Some(Box::new(move |step| {
+                if step == Step::Rename {
+                    fs::write(told.lock().unwrap().as_str(), "other").unwrap();
+                }
+                Ok(())
+            }));
+            *path.lock().unwrap() = made.path("file");
+            fs::write(made.path("file"), "old").unwrap();
+            let result = if moves {
+                shift(&made, "file", "new", exactly(b"old")).map_err(|fault| fault.kind)
+            } else {
+                take(&made, "file", false, exactly(b"old")).map(|_| ())
+            };
+            assert_eq!(result, Err(FaultKind::Stale(Some(hash_bytes(b"other")))));
+            assert_eq!(fs::read(made.path("file")).unwrap(), b"other");
+            assert!(!Path::new(&made.path("new")).exists());
+            made.assert_clean("changed");
+        }
+    }
+
+    #[test]
+    fn a_removal_that_is_killed_at_any_step_is_done_or_undone() {
+        /// Note, rename, compare, unlink, and forget.
+        const STEPS: usize = 5;
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        let mut made = Made::new();
+        made.files.steps.before = Some(Box::new(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }));
+        fs::write(made.path("file"), "old").unwrap();
+        assert_eq!(take(&made, "file", false, exactly(b"old")), Ok(1));
+        assert_eq!(count.load(Ordering::SeqCst), STEPS);
+        for last in 0..STEPS {
+            let (stopped, wait) = std::sync::mpsc::channel();
+            let (stopped, count) = (Mutex::new(stopped), AtomicUsize::new(0));
+            let mut made = Made::new();
+            made.files.steps.before = Some(Box::new(move |_| {
+                if count.fetch_add(1, Ordering::SeqCst) == last {
+                    stopped.lock().unwrap().send(()).unwrap();
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                Ok(())
+            }));
+            fs::write(made.path("file"), "old").unwrap();
+            let made = Arc::new(made);
+            let killed = Arc::clone(&made);
+            std::thread::spawn(move || take(&killed, "file", false, exactly(b"old")));
+            wait.recv().unwrap();
+            Files::new(made.root.join("home")).recover();
+            // At the last step it is unlinked, and only the intent is left to be removed.
+            let expected = (last < STEPS - 1).then(|| b"old".to_vec());
+            assert_eq!(fs::read(made.path("file")).ok(), expected, "killed at {last}");
+            made.assert_clean("killed");
+            // The thread holds it for ever; the directory goes here.
+            fs::remove_dir_all(&made.root).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_is_removed_only_when_it_holds_what_is_expected() {
+        let made = Made::new();
+        fs::write(made.path("file"), "old").unwrap();
+        let stale = Err(FaultKind::Stale(Some(hash_bytes(b"old"))));
+        assert_eq!(take(&made, "file", false, exactly(b"other")), stale);
+        assert_eq!(take(&made, "file/", false, Expected::Any), Err(FaultKind::NotDirectory));
+        assert_eq!(take(&made, "file", false, exactly(b"old")), Ok(1));
+        assert_eq!(take(&made, "file", false, exactly(b"old")), Err(FaultKind::NotFound));
+        fs::create_dir(made.path("dir")).unwrap();
+        symlink("dir", made.path("link")).unwrap();
+        fs::write(made.path("dir/file"), "").unwrap();
+        assert_eq!(take(&made, "dir", false, Expected::Any), Err(FaultKind::NotEmpty));
+        assert_eq!(take(&made, "link", true, Expected::Any), Ok(1));
+        assert!(Path::new(&made.path("dir/file")).exists());
+        assert_eq!(take(&made, "dir/", true, Expected::Any), Ok(2));
+        made.assert_clean("removed");
+    }
+
+    #[test]
+    fn what_the_cell_is_made_of_is_neither_removed_nor_moved() {
+        let made = Made::new();
+        let home = made.root.join("home").to_str().unwrap().to_owned();
+        for path in ["/", "/tmp", "/tmp/", "/tmp/.", "/../tmp", home.as_str()] {
+            let guard = guard(Expected::Any);
+            let (from, to) = (path.to_owned(), made.path("new"));
+            let call = FileCall::Move { from, to, guard: guard.clone() };
+            assert_eq!(ask(&made.files, call, None).unwrap_err().kind, FaultKind::Denied);
+            let call = FileCall::Remove { path: path.to_owned(), recursive: true, guard };
+            assert_eq!(ask(&made.files, call, None).unwrap_err().kind, FaultKind::Denied);
+        }
+    }
+
+    #[test]
+    fn a_deep_and_wide_tree_goes_and_what_links_name_stays() {
+        const DEPTH: usize = 3000;
+        let made = Made::new();
+        fs::create_dir(made.path("tree")).unwrap();
+        fs::create_dir(made.path("outside")).unwrap();
+        fs::write(made.path("outside/file"), "stays").unwrap();
+        symlink(made.path("outside"), made.path("tree/link")).unwrap();
+        for number in 0..500 {
+            fs::write(made.path(&format!("tree/{number}")), "").unwrap();
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let mut directory = rustix::fs::open(made.path("tree"), flags, Mode::empty()).unwrap();
+        for _ in 0..DEPTH {
+            rustix::fs::mkdirat(&directory, "d", Mode::RWXU).unwrap();
+            directory = rustix::fs::openat(&directory, "d", flags, Mode::empty()).unwrap();
+        }
+        let removed = take(&made, "tree", true, Expected::Any);
+        assert_eq!(removed, Ok(DEPTH as u64 + 502));
+        assert!(!Path::new(&made.path("tree")).exists());
+        assert_eq!(fs::read(made.path("outside/file")).unwrap(), b"stays");
+    }
+
+    #[test]
+    fn a_removal_ends_when_nobody_waits_and_when_a_program_fills_the_directory() {
+        let made = Made::new();
+        fs::create_dir(made.path("tree")).unwrap();
+        for number in 0..1000 {
+            fs::write(made.path(&format!("tree/{number}")), "").unwrap();
+        }
+        let place = resolve(&made.path("tree"), Last::Keep).unwrap();
+        assert_eq!(remove_tree(&place, &Nobody).unwrap_err().step, "cancelled");
+        assert!(fs::read_dir(made.path("tree")).unwrap().count() > 900);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let path = made.path("tree");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    for number in 0..100 {
+                        // It may be gone for good by then.
+                        let _ = fs::write(format!("{path}/{number}"), "");
+                    }
+                }
+            });
+            let result = remove_tree(&place, &Waiting);
+            done.store(true, Ordering::SeqCst);
+            // Either it won, or it gave up; it never goes on for ever.
+            match result {
+                Ok(removed) => assert!(removed > 900),
+                Err(fault) => assert_eq!(fault.kind, FaultKind::NotEmpty),
+            }
+        });
+    }
+}

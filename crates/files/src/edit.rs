@@ -134,3 +134,144 @@ fn other_line_endings(text: &str) -> [Vec<u8>; 2] {
     let crlf = lf.replace('\n', "\r\n");
     [lf.into_bytes(), crlf.into_bytes()]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::call::FileCall;
+    use crate::replace::tests::{Made, ask, exactly, guard};
+    use crate::stamp::hash_bytes;
+
+    fn call(path: String, old: &str, new: &str, all: bool, expected: Expected) -> Edit {
+        Edit { path, old: old.to_owned(), new: new.to_owned(), all, guard: guard(expected) }
+    }
+
+    fn edit(made: &Made, call: Edit) -> Result<(u64, u64), FaultKind> {
+        match ask(&made.files, FileCall::Edit(call), None) {
+            Ok(Answer::Edited { replacements, first_line, .. }) => Ok((replacements, first_line)),
+            Ok(other) => panic!("{other:?}"),
+            Err(fault) => Err(fault.kind),
+        }
+    }
+
+    #[test]
+    fn one_occurrence_or_all_are_replaced() {
+        let other =
+            |count, other_line_endings| Err(FaultKind::Occurrences { count, other_line_endings });
+        for (text, old, new, all, result, after) in [
+            ("a\nb\nc\n", "b", "x", false, Ok((1, 2)), "a\nx\nc\n"),
+            ("a\nb\nb\n", "b", "x", false, other(2, false), "a\nb\nb\n"),
+            ("a\nb\nb\n", "b", "", true, Ok((2, 2)), "a\n\n\n"),
+            ("aaaaa", "aa", "b", true, Ok((2, 1)), "bba"),
+            ("a\r\nb\r\n", "a\nb", "x", false, other(0, true), "a\r\nb\r\n"),
+            ("a\nb\n", "a\r\nb", "x", true, other(0, true), "a\nb\n"),
+            ("a\nb\n", "c\nd", "x", false, other(0, false), "a\nb\n"),
+            ("", "a", "b", true, other(0, false), ""),
+            ("\u{feff}a\0b", "\0", "\0\0", false, Ok((1, 1)), "\u{feff}a\0\0b"),
+        ] {
+            let made = Made::new();
+            fs::write(made.path("file"), text).unwrap();
+            let call = call(made.path("file"), old, new, all, exactly(text.as_bytes()));
+            assert_eq!(edit(&made, call), result, "{text:?} {old:?}");
+            assert_eq!(fs::read_to_string(made.path("file")).unwrap(), after);
+            made.assert_clean("edited");
+        }
+    }
+
+    #[test]
+    fn what_is_expected_is_judged_before_the_text() {
+        let old = hash_bytes(b"a");
+        let other = |or_absent| Expected::Exactly { stamp: hash_bytes(b"other"), or_absent };
+        for (there, expected, kind) in [
+            (None, Expected::Any, FaultKind::NotFound),
+            (None, Expected::Absent, FaultKind::NotFound),
+            (None, other(true), FaultKind::NotFound),
+            (None, other(false), FaultKind::Stale(None)),
+            (Some("a"), Expected::Absent, FaultKind::Stale(Some(old))),
+            (Some("a"), other(true), FaultKind::Stale(Some(old))),
+        ] {
+            let made = Made::new();
+            if let Some(text) = there {
+                fs::write(made.path("file"), text).unwrap();
+            }
+            let call = call(made.path("file"), "nowhere", "x", false, expected);
+            assert_eq!(edit(&made, call), Err(kind), "{there:?} {expected:?}");
+        }
+        let made = Made::new();
+        fs::write(made.path("file"), "a").unwrap();
+        for (old, new) in [("", "x"), ("a", "a")] {
+            let call = call(made.path("file"), old, new, true, Expected::Any);
+            let fault = ask(&made.files, FileCall::Edit(call), None).unwrap_err();
+            assert_eq!(fault.errno, libc::EINVAL);
+        }
+    }
+
+    #[test]
+    fn no_edit_makes_a_file_larger_than_one_can_be_edited() {
+        let (text, new) = (vec![b'a'; 100_000], "b".repeat(1000));
+        let call = call(String::new(), "a", &new, true, Expected::Any);
+        let limit = EDIT_BYTES_MAX;
+        let kind = FaultKind::TooLarge { size: 100_000_000, limit };
+        assert_eq!(replace(&text, &call).unwrap_err().kind, kind);
+    }
+
+    /// What an edit means, read slowly: the text, the number of occurrences and the first line.
+    fn model(text: &[u8], old: &[u8], new: &[u8]) -> (Vec<u8>, u64, u64) {
+        let (mut after, mut count, mut first, mut at) = (Vec::new(), 0, 0, 0);
+        while at < text.len() {
+            if text[at..].starts_with(old) {
+                if count == 0 {
+                    first = 1 + text[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
+                }
+                count += 1;
+                after.extend_from_slice(new);
+                at += old.len();
+            } else {
+                after.push(text[at]);
+                at += 1;
+            }
+        }
+        (after, count, first)
+    }
+
+    /// Few pieces, so that they occur often: line ends, a byte order mark, a NUL, half a character.
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        let pieces: [&[u8]; 8] =
+            [b"a", b"b", b"\n", b"\r\n", b"\r", b"\xef\xbb\xbf", b"\0", b"\xc3"];
+        prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..40)
+            .prop_map(|pieces| pieces.concat())
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        prop::collection::vec(prop::sample::select(vec!["a", "b", "\n", "\r\n", "\r", "\0"]), 1..4)
+            .prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn an_edit_is_what_the_model_says(
+            bytes in bytes(),
+            old in text(),
+            new in text(),
+            all: bool,
+        ) {
+            let (after, count, first_line) = model(&bytes, old.as_bytes(), new.as_bytes());
+            let call = call(String::new(), &old, &new, all, Expected::Any);
+            match replace(&bytes, &call) {
+                Ok(replaced) => {
+                    prop_assert_eq!(replaced, Replaced { text: after, count, first_line });
+                    prop_assert!(all || count == 1);
+                }
+                Err(Fault { kind: FaultKind::Occurrences { count: told, .. }, .. }) => {
+                    prop_assert_eq!(told, count);
+                    prop_assert!(count == 0 || (count > 1 && !all));
+                }
+                Err(fault) => prop_assert!(false, "{:?}", fault),
+            }
+        }
+    }
+}

@@ -415,13 +415,16 @@ impl Replace<'_> {
         if let Some((there, quiet)) = &there
             && there.holds_same_as(old)
         {
-            let kept = if *quiet {
+            let mut kept = if *quiet {
                 temporary.remove(self.steps)?;
                 None
             } else {
                 Some(self.keep(&temporary))
             };
             self.sync_directory()?;
+            if *quiet {
+                kept = self.keep_late(there);
+            }
             let mut written = self.written(new, Some(old), true);
             written.link_broken = there.stat.st_nlink > 1;
             written.kept = kept;
@@ -466,22 +469,30 @@ impl Replace<'_> {
         Ok(true)
     }
 
+    /// The old file is gone, but a program may have found it by its name before the exchange, and
+    /// have come to opening it only after it was looked at. Then it waits for our lease to end: it
+    /// is let in, and what it writes is kept. Where it is, unless nothing was written.
+    fn keep_late(&self, old: &Old) -> Option<String> {
+        if cofferdam_sys::holds_read_lease(old.file.as_fd()).unwrap_or(true) {
+            return None;
+        }
+        // Where there are no leases there was nothing to give back.
+        let _ = cofferdam_sys::give_back_lease(old.file.as_fd());
+        wait_for_writers(&old.file);
+        if hash_file(&old.file, STAMP_BYTES_MAX, &Patient) == Ok(old.stamp) {
+            return None;
+        }
+        // Without room it cannot be kept, and it has no name that it could stay at.
+        self.store.keep_copy(old.file.as_fd(), &self.place.name).ok()
+    }
+
     /// Looks at what is at `place` after an exchange, and whether nobody has it open for writing.
     /// As long as the file is held nobody can open it so. `None` when it cannot be looked at: then
     /// it is not what was expected.
     fn peek(&self, step: Step, place: &Place) -> Option<(Old, bool)> {
         self.steps.before(step).ok()?;
         let (file, _) = place.open_regular().ok()?;
-        let until = Instant::now() + WRITER_WAIT;
-        let quiet = loop {
-            match cofferdam_sys::take_read_lease(file.as_fd()) {
-                Ok(false) if Instant::now() < until => thread::sleep(WRITER_POLL),
-                Ok(quiet) => break quiet,
-                // Somebody else's file, or a file system without leases: it cannot be told, and
-                // the content decides alone.
-                Err(_) => break true,
-            }
-        };
+        let quiet = wait_for_writers(&file);
         // Once it is quiet, this is the last word.
         let stat = rustix::fs::fstat(&file).ok()?;
         let stamp = hash_file(&file, STAMP_BYTES_MAX, &Patient).ok()?;
@@ -517,6 +528,21 @@ impl Replace<'_> {
             link_broken: false,
             kept: None,
             bom_kept: new.bom,
+        }
+    }
+}
+
+/// Waits a while for programs that have a file open for writing, and says whether none has. Then
+/// nobody opens it so as long as it is held.
+fn wait_for_writers(file: &OwnedFd) -> bool {
+    let until = Instant::now() + WRITER_WAIT;
+    loop {
+        match cofferdam_sys::take_read_lease(file.as_fd()) {
+            Ok(false) if Instant::now() < until => thread::sleep(WRITER_POLL),
+            Ok(quiet) => return quiet,
+            // Somebody else's file, or a file system without leases: it cannot be told, and the
+            // content decides alone.
+            Err(_) => return true,
         }
     }
 }

@@ -25,9 +25,9 @@ use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::call::{Fault, FaultKind};
+use crate::call::{Fault, FaultKind, FileKind};
 use crate::fault::{at, io_at, kernel};
-use crate::resolve::{Place, open_below};
+use crate::resolve::{Place, kind_of, open_below};
 use crate::steps::{Step, Steps};
 
 /// The directory below the home directory.
@@ -200,52 +200,64 @@ impl Store {
     ) -> Result<String, Fault> {
         let failed = of_store("move a file to ~/.cofferdam/conflicts");
         let conflicts = self.directory(CONFLICTS)?;
-        let kept = self.conflict_name(name)?;
-        let moved = rustix::fs::renameat_with(
-            directory,
-            temporary,
-            &conflicts,
-            &kept,
-            RenameFlags::NOREPLACE,
-        );
-        match moved {
-            Ok(()) => {}
+        let kept = conflict_name(name)?;
+        let flags = RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(directory, temporary, &conflicts, &kept, flags) {
+            Ok(()) => Ok(self.path_of(&kept)),
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {
-                let source = open_below(
-                    directory,
-                    OsStr::new(temporary),
-                    OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY,
-                    Mode::empty(),
-                )
-                .map_err(&failed)?;
-                let copy = create(&conflicts, &kept).map_err(&failed)?;
-                let copied = copy_all(source.as_fd(), copy.as_fd())
-                    .and_then(|_| rustix::fs::fsync(&copy))
-                    .and_then(|()| rustix::fs::fsync(&conflicts));
-                if let Err(errno) = copied {
-                    // A part of it is of no use; the whole is still where it was.
-                    let _ = rustix::fs::unlinkat(&conflicts, &kept, AtFlags::empty());
-                    return Err(failed(errno));
-                }
+                let source = open_regular_below(directory, temporary).map_err(&failed)?;
+                let kept = self.keep_copy(source.as_fd(), name)?;
                 rustix::fs::unlinkat(directory, temporary, AtFlags::empty()).map_err(&failed)?;
+                Ok(kept)
             }
-            Err(errno) => return Err(failed(errno)),
+            Err(errno) => Err(failed(errno)),
         }
-        Ok(format!("{}/{NAME}/{CONFLICTS}/{kept}", self.home.display()))
     }
 
-    /// A name among the conflicts: time, random digits, and as much of `name` as fits.
-    fn conflict_name(&self, name: &[u8]) -> Result<String, Fault> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut kept = format!("{}-{}-", now.as_secs(), random_digits()?);
-        for char in String::from_utf8_lossy(name).chars() {
-            if kept.len() + char.len_utf8() > NAME_BYTES_MAX {
-                break;
-            }
-            kept.push(char);
+    /// Copies a file that was called `name` to where conflicts are kept, writes it through, and
+    /// says where it is.
+    pub(crate) fn keep_copy(&self, source: BorrowedFd<'_>, name: &[u8]) -> Result<String, Fault> {
+        let failed = of_store("copy a file to ~/.cofferdam/conflicts");
+        let conflicts = self.directory(CONFLICTS)?;
+        let kept = conflict_name(name)?;
+        let copy = create(&conflicts, &kept).map_err(&failed)?;
+        let copied = copy_all(source, copy.as_fd())
+            .and_then(|_| rustix::fs::fsync(&copy))
+            .and_then(|()| rustix::fs::fsync(&conflicts));
+        if let Err(errno) = copied {
+            // A part of it is of no use.
+            let _ = rustix::fs::unlinkat(&conflicts, &kept, AtFlags::empty());
+            return Err(failed(errno));
         }
-        Ok(kept)
+        Ok(self.path_of(&kept))
     }
+
+    fn path_of(&self, kept: &str) -> String {
+        format!("{}/{NAME}/{CONFLICTS}/{kept}", self.home.display())
+    }
+}
+
+/// Opens a regular file for reading; nothing else is copied.
+fn open_regular_below(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = open_below(directory, OsStr::new(name), flags, Mode::empty())?;
+    match kind_of(rustix::fs::fstat(&file)?.st_mode) {
+        FileKind::Regular => Ok(file),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// A name among the conflicts: time, random digits, and as much of `name` as fits.
+fn conflict_name(name: &[u8]) -> Result<String, Fault> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut kept = format!("{}-{}-", now.as_secs(), random_digits()?);
+    for char in String::from_utf8_lossy(name).chars() {
+        if kept.len() + char.len_utf8() > NAME_BYTES_MAX {
+            break;
+        }
+        kept.push(char);
+    }
+    Ok(kept)
 }
 
 /// Opens a directory below another one, and makes it when it is missing.

@@ -29,6 +29,14 @@ pub fn take_read_lease(file: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
+/// Whether the read lease that was taken through `file` is whole. False once somebody waits to open
+/// the file for writing, or to cut it, and when there is none.
+pub fn holds_read_lease(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: the command takes no argument, and the borrow keeps the descriptor open.
+    let lease = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) }.into())?;
+    Ok(lease == libc::F_RDLCK.into())
+}
+
 /// Gives a lease back; closing the last descriptor of the opened file does so too.
 pub fn give_back_lease(file: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the command takes an integer, and the borrow keeps the descriptor open.
@@ -50,14 +58,17 @@ mod tests {
         let reader = File::open(&path).unwrap();
         let writer = OpenOptions::new().append(true).open(&path).unwrap();
         assert!(!take_read_lease(reader.as_fd()).unwrap());
+        assert!(!holds_read_lease(reader.as_fd()).unwrap());
         drop(writer);
         assert!(take_read_lease(reader.as_fd()).unwrap());
-        // Readers are let in, and a writer that will not wait is turned away.
+        // Readers are let in, and a writer that will not wait is turned away, but noticed.
         File::open(&path).unwrap();
+        assert!(holds_read_lease(reader.as_fd()).unwrap());
         use std::os::unix::fs::OpenOptionsExt as _;
         let refused =
             OpenOptions::new().append(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EWOULDBLOCK));
+        assert!(!holds_read_lease(reader.as_fd()).unwrap());
         give_back_lease(reader.as_fd()).unwrap();
         OpenOptions::new().append(true).open(&path).unwrap();
         fs::remove_file(path).unwrap();

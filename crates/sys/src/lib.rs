@@ -13,7 +13,7 @@ mod signal;
 mod spawn;
 
 pub use fork::{Kinship, fork, reset_signals};
-pub use lease::{give_back_lease, take_read_lease};
+pub use lease::{give_back_lease, holds_read_lease, take_read_lease};
 pub use mount::{MountAttributes, set_mount_attributes};
 pub use net::bring_loopback_up;
 pub use restrict::{
