@@ -5,6 +5,7 @@
 //! an error: on a shared machine a figure says little alone.
 
 mod daemon;
+mod files;
 mod measure;
 mod stats;
 
@@ -47,6 +48,7 @@ struct Figures {
     /// Milliseconds from the daemon's start to its first answer.
     start_ms: Summary,
     programs: Vec<Program>,
+    files: files::Files,
     /// Mebibytes of daemon and cell, idle (proportional set size).
     idle_mib: Option<Summary>,
 }
@@ -173,6 +175,33 @@ fn budgets(figures: &Figures) -> Vec<Budget> {
             0.6,
         ));
     }
+    let files = &figures.files;
+    budgets.push(at_most("read_file of 1 KiB".into(), files.read_small_ms.median, "ms", 0.15));
+    budgets.push(at_most(
+        "write_file of 1 KiB / bare write, fsync, rename".into(),
+        files.write_small_ms.median / files.bare_write_ms.median,
+        "x",
+        2.0,
+    ));
+    budgets.push(at_least("Read of 64 MiB".into(), files.read_large_gib.median, "GiB/s", 1.0));
+    budgets.push(at_most(
+        "grep of 10,000 files / rg in the cell".into(),
+        files.grep_ms.median / files.rg_in_cell_ms.median,
+        "x",
+        1.15,
+    ));
+    budgets.push(at_most(
+        "grep of 10,000 files / rg outside".into(),
+        files.grep_ms.median / files.rg_bare_ms.median,
+        "x",
+        1.5,
+    ));
+    budgets.push(at_most(
+        "glob of 10,000 files / rg --files outside".into(),
+        files.glob_ms.median / files.rg_files_bare_ms.median,
+        "x",
+        1.3,
+    ));
     budgets.push(at_most("start to first answer".into(), figures.start_ms.median, "ms", 30.0));
     if let Some(idle) = &figures.idle_mib {
         budgets.push(at_most("idle daemon and cell, PSS".into(), idle.median, "MiB", 16.0));
@@ -194,6 +223,17 @@ fn print(figures: &Figures) {
         row(&format!("{name}: bubblewrap"), &program.bubblewrap_ms);
     }
     row("start to first answer", &figures.start_ms);
+    let files = &figures.files;
+    row("read_file, 1 KiB", &files.read_small_ms);
+    row("write_file, 1 KiB", &files.write_small_ms);
+    row("bare write, fsync, rename", &files.bare_write_ms);
+    row("grep, 10,000 files", &files.grep_ms);
+    row("rg in the cell", &files.rg_in_cell_ms);
+    row("rg outside", &files.rg_bare_ms);
+    row("glob, 10,000 files", &files.glob_ms);
+    row("rg --files in the cell", &files.rg_files_in_cell_ms);
+    row("rg --files outside", &files.rg_files_bare_ms);
+    row("Read of 64 MiB (GiB a second)", &files.read_large_gib);
     println!("  {:<34} {:>9} {:>9}", "calls a second", "median", "p95");
     for program in &figures.programs {
         row(&format!("{}: bare spawn", program.name), &program.spawn_rate);

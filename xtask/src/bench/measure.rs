@@ -15,7 +15,7 @@ use rustix::process::{WaitOptions, wait};
 
 use super::daemon::{Daemon, Place};
 use super::stats::Summary;
-use super::{Figures, Program};
+use super::{Figures, Program, files};
 
 /// The cheapest program.
 pub(crate) const TRUE: &str = "/bin/true";
@@ -83,12 +83,20 @@ async fn measure_all(cofferdam: &Path, rounds: usize) -> anyhow::Result<Figures>
         };
         programs.push(bench.program(name, rounds).await?);
     }
+    let files = files::measure(&client, &place.workspace, rounds).await?;
     let user = rustix::process::geteuid().as_raw();
     let who = if user == 0 { "root".to_owned() } else { format!("user {user}") };
-    Ok(Figures { who, start_ms: Summary::of(&mut starts), programs, idle_mib: None })
+    Ok(Figures { who, start_ms: Summary::of(&mut starts), programs, files, idle_mib: None })
 }
 
-fn milliseconds(since: Instant) -> f64 {
+/// A request id that no other call has.
+pub(crate) fn unique() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("bench-{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Time that has passed.
+pub(crate) fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }
 
@@ -208,10 +216,9 @@ impl Bench<'_> {
     }
 
     async fn execute(&self) -> anyhow::Result<()> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut request = ExecuteRequest {
             session: "bench".to_owned(),
-            request_id: format!("bench-{}", NEXT.fetch_add(1, Ordering::Relaxed)),
+            request_id: unique(),
             ..ExecuteRequest::default()
         };
         request.program.command = self.argv.iter().map(|text| (*text).to_owned()).collect();
