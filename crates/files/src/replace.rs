@@ -415,14 +415,10 @@ impl Replace<'_> {
         if let Some((there, quiet)) = &there
             && there.holds_same_as(old)
         {
-            let mut kept = if *quiet {
-                temporary.remove(self.steps)?;
-                None
-            } else {
-                Some(self.keep(&temporary))
-            };
+            let removed = *quiet && temporary.remove(self.steps).is_ok();
+            let mut kept = (!removed).then(|| self.keep(&temporary));
             self.sync_directory()?;
-            if *quiet {
+            if removed {
                 kept = self.keep_late(there);
             }
             let mut written = self.written(new, Some(old), true);
@@ -431,7 +427,7 @@ impl Replace<'_> {
             return Ok(Attempt::Written(written));
         }
         let there = there.and_then(|(there, _)| there.stamp);
-        if self.take_back(&mut temporary, new)? {
+        if self.take_back(&temporary, new) {
             self.sync_directory()?;
             return Ok(Attempt::Overtaken(there));
         }
@@ -442,7 +438,7 @@ impl Replace<'_> {
 
     /// Exchanges back when the target still is what was written. True when T held just that again,
     /// and is removed; otherwise T must be kept.
-    fn take_back(&self, temporary: &mut Temporary<'_>, new: &New<'_>) -> Result<bool, Fault> {
+    fn take_back(&self, temporary: &Temporary<'_>, new: &New<'_>) -> bool {
         let ours = temporary.identity;
         let is_ours = |place: &Place| {
             let opened = place.open_regular();
@@ -452,21 +448,20 @@ impl Replace<'_> {
             })
         };
         if !is_ours(self.place) {
-            return Ok(false);
+            return false;
         }
         let back = self.steps.before(Step::ExchangeBack).and_then(|()| temporary.exchange());
         if back.is_err() {
-            return Ok(false);
+            return false;
         }
         // Held until it is removed, so that nobody opens it for writing.
         let Some((_held, quiet)) = self.peek(Step::JudgeAgain, &temporary.at_it) else {
-            return Ok(false);
+            return false;
         };
         if !quiet || !is_ours(&temporary.at_it) {
-            return Ok(false);
+            return false;
         }
-        temporary.remove(self.steps)?;
-        Ok(true)
+        temporary.remove(self.steps).is_ok()
     }
 
     /// The old file is gone, but a program may have found it by its name before the exchange, and
@@ -512,8 +507,9 @@ impl Replace<'_> {
     }
 
     fn sync_directory(&self) -> Result<(), Fault> {
-        self.steps.before(Step::SyncDirectory).map_err(at("fsync"))?;
-        sync_directory(self.place).map_err(at("fsync"))
+        let step = at("fsync the directory");
+        self.steps.before(Step::SyncDirectory).map_err(&step)?;
+        sync_directory(self.place).map_err(step)
     }
 
     /// The account of a write.
@@ -587,10 +583,9 @@ impl Temporary<'_> {
         rustix::fs::renameat_with(directory, &self.name, directory, name, flags)
     }
 
-    fn remove(&mut self, steps: &Steps) -> Result<(), Fault> {
-        steps.before(Step::RemoveTemporary).map_err(at("unlink"))?;
+    fn remove(&self, steps: &Steps) -> Result<(), Errno> {
+        steps.before(Step::RemoveTemporary)?;
         rustix::fs::unlinkat(&self.place.directory, &self.name, AtFlags::empty())
-            .map_err(at("unlink"))
     }
 }
 

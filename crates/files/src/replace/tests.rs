@@ -438,7 +438,7 @@ fn a_write_that_fails_at_any_step_leaves_nothing_half_done() {
                 Ok(_) => assert!(new, "{when}"),
                 Err(Fault { kind: FaultKind::NoSpace, .. }) => match step {
                     // The file is complete by then.
-                    Step::RemoveTemporary | Step::SyncDirectory => {
+                    Step::SyncDirectory => {
                         assert!(if way == Way::Overtaken { overtaken } else { new }, "{when}");
                     }
                     // Somebody else wrote just before.
@@ -456,10 +456,7 @@ fn a_write_that_fails_at_any_step_leaves_nothing_half_done() {
                 }
                 Err(_) => panic!("{when}"),
             }
-            // Only what could not be removed is left.
-            if step != Step::RemoveTemporary {
-                made.assert_clean(&when);
-            }
+            made.assert_clean(&when);
         }
     }
 }
@@ -563,6 +560,38 @@ fn what_a_program_writes_that_opened_the_old_file_too_late_is_kept() {
     assert_eq!(fs::read(written.kept.unwrap()).unwrap(), [OLD, late].concat());
     assert_eq!(fs::read(made.path("file")).unwrap(), b"new");
     made.assert_clean("late");
+}
+
+#[test]
+fn what_must_be_kept_is_copied_when_the_home_is_on_another_file_system() {
+    let made = Made::new();
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let device = |path: &Path| fs::metadata(path).unwrap().dev();
+    assert_ne!(device(home.path()), device(&made.root), "both are on one file system");
+    let files = Files::new(fs::canonicalize(home.path()).unwrap());
+    fs::write(made.path("file"), OLD).unwrap();
+    let writer = OpenOptions::new().append(true).open(made.path("file")).unwrap();
+    let written = write(&files, call(made.path("file"), b"new", exactly(OLD))).unwrap();
+    drop(writer);
+    let kept = written.kept.unwrap();
+    assert!(Path::new(&kept).starts_with(home.path().join(".cofferdam/conflicts")), "{kept}");
+    assert_eq!(fs::read(kept).unwrap(), OLD);
+    assert_eq!(fs::read(made.path("file")).unwrap(), b"new");
+    made.assert_clean("kept");
+    // What a killed toolbox left is copied too.
+    let other = made.path(".cofferdam-0123456789abcdef.tmp");
+    fs::write(&other, OTHER).unwrap();
+    let place = crate::resolve::resolve(&made.path("file"), crate::resolve::Last::Keep).unwrap();
+    let purpose = Purpose::Replace { new: hash_bytes(b"new"), old: Some(hash_bytes(OLD)) };
+    let intent = intent(&place, ".cofferdam-0123456789abcdef.tmp", purpose);
+    let mut note = files.store.note(&intent, &files.steps).unwrap();
+    note.complete().unwrap();
+    std::mem::forget(note);
+    files.recover();
+    let conflicts = contents(&home.path().join(".cofferdam/conflicts"));
+    assert!(conflicts.contains(&OTHER.to_vec()) && conflicts.len() == 2);
+    made.assert_clean("recovered");
+    assert_eq!(contents(&home.path().join(".cofferdam/intents")).len(), 0);
 }
 
 #[test]
