@@ -173,6 +173,7 @@ both! {
             let session = format!("flood-{number}");
             match call_tool(&mut tools, &session, "bash", input).await {
                 Ok(reply) => {
+                    assert!(!reply.is_error, "session {number}: {}", reply.describe());
                     reply.expect(0, &format!("{number}\n"));
                 }
                 Err(status) => {

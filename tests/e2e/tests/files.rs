@@ -438,7 +438,12 @@ both! {
         wrong.push(("target", files.write_text(none).await.expect_err("no target")));
         let odd = v1::Stamp { digest: vec![1, 2, 3].into(), ..stamp("x") };
         let odd = write_text(f, "x", expected(State::Stamp(odd)));
-        wrong.push(("target.expected.stamp.digest", files.write_text(odd).await.expect_err("short")));
+        wrong.push(("target.expected.stamp", files.write_text(odd).await.expect_err("short")));
+        let none = write_text("", "x", any());
+        wrong.push(("target.path", files.write_text(none).await.expect_err("no path")));
+        let mut unnamed = write_text(f, "x", any());
+        unnamed.target.as_mut().expect("it has one").request_id.clear();
+        wrong.push(("target.request_id", files.write_text(unnamed).await.expect_err("unnamed")));
         for (field, status) in wrong {
             assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status:?}");
             refused_as(&status, Code::InvalidArgument);
@@ -476,6 +481,15 @@ both! {
         let removed = files.remove(remove("/workspace/a", None, true)).await.expect("removed");
         assert_eq!(removed.into_inner().removed, 4);
         daemon.shell("ls -A").await.expect(0, "");
+    }
+
+    async fn a_move_to_another_mount_is_refused(who) {
+        let daemon = Daemon::start(who).await;
+        daemon.put_text("f", "text");
+        let mut files = daemon.files();
+        let status = files.r#move(rename("/workspace/f", "/tmp/f", any())).await;
+        refused_as(&status.expect_err("/tmp is another mount"), Code::FailedPrecondition);
+        daemon.shell("cat f; ls -A /tmp").await.expect(0, "text");
     }
 
     async fn searches_find_what_is_there(who) {
