@@ -123,13 +123,11 @@ pub(crate) fn open_below(
     mode: Mode,
 ) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    loop {
-        match rustix::fs::openat2(&directory, name, flags | OFlags::CLOEXEC, mode, resolve) {
-            // A rename somewhere raced with it (`openat2(2)`), or a signal came.
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            result => return result,
-        }
-    }
+    // EAGAIN stays a fault: with one component no rename can race (`openat2(2)`), so it means that
+    // a program holds a lease on the file, which it may keep for long (`fcntl(2)`).
+    rustix::io::retry_on_intr(|| {
+        rustix::fs::openat2(&directory, name, flags | OFlags::CLOEXEC, mode, resolve)
+    })
 }
 
 /// Follows `path`. Every directory before the last component must exist.
@@ -379,6 +377,18 @@ mod tests {
         let place = resolve_making_parents(text(&path), Last::Follow).unwrap();
         assert_eq!(place.name, b"z.txt");
         assert!(root.join("x/y").is_dir() && !path.exists());
+    }
+
+    #[test]
+    fn a_file_on_which_a_program_holds_a_lease_is_answered_at_once() {
+        let made = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(made.path()).unwrap();
+        fs::write(root.join("file"), "x").unwrap();
+        let held = fs::File::open(root.join("file")).unwrap();
+        assert!(cofferdam_sys::take_read_lease(held.as_fd()).unwrap());
+        let place = resolve(text(&root.join("file")), Last::Follow).unwrap();
+        assert!(place.open(OFlags::RDONLY).is_ok());
+        assert_eq!(place.open(OFlags::WRONLY).unwrap_err(), Errno::AGAIN);
     }
 
     #[test]
