@@ -13,8 +13,12 @@ use tower::{Layer, Service};
 use crate::status::Fault;
 use crate::validate::{EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX};
 
-/// The only method with the larger limit.
-const EXECUTE_PATH: &str = "/cofferdam.v1.ProcessService/Execute";
+/// The methods with the larger limit.
+const LARGE_PATHS: [&str; 3] = [
+    "/cofferdam.v1.FilesystemService/WriteText",
+    "/cofferdam.v1.ProcessService/Execute",
+    "/cofferdam.v1.ToolService/CallTool",
+];
 
 /// How tonic's decoder begins its answer to a message above the transport's limit.
 const TOO_LARGE: &str = "Error, decoded message length too large: found ";
@@ -55,8 +59,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let is_execute = request.uri().path() == EXECUTE_PATH;
-        let limit = if is_execute { EXECUTE_REQUEST_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+        let is_large = LARGE_PATHS.contains(&request.uri().path());
+        let limit = if is_large { EXECUTE_REQUEST_BYTES_MAX } else { MESSAGE_BYTES_MAX };
         let rewrite: Rewrite<S::Error> =
             Box::new(move |result| result.map(|response| explain(response, limit)));
         self.inner.call(request).map(rewrite)

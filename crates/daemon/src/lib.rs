@@ -29,6 +29,7 @@ mod supervisor;
 #[cfg(test)]
 mod testing;
 mod toolbox;
+mod tools;
 mod validate;
 
 use std::future::Future;
@@ -37,7 +38,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cofferdam_cell::LaunchError;
+use cofferdam_proto::v1::filesystem_service_server::FilesystemServiceServer;
 use cofferdam_proto::v1::process_service_server::ProcessServiceServer;
+use cofferdam_proto::v1::stamp_service_server::StampServiceServer;
+use cofferdam_proto::v1::tool_service_server::ToolServiceServer;
 use cofferdam_proto::v1::workspace_service_server::WorkspaceServiceServer;
 use cofferdam_spec::Enforcement;
 use thiserror::Error;
@@ -48,10 +52,16 @@ use tonic_health::ServingStatus;
 
 pub use crate::config::Config;
 use crate::explain::ExplainLayer;
+use crate::files::Files;
 use crate::link::{Launch, Port};
 use crate::listen::{Connections, Incoming, Peers};
-use crate::services::{Facts, Processes, Workspace};
+use crate::services::{
+    Facts, Filesystem, Processes, Stamping, ToolCalls, WRITE_TEXT_REQUEST_BYTES_MAX, Watches,
+    Workspace,
+};
 use crate::supervisor::{Handle, Supervisor};
+pub use crate::tools::markdown as tools_markdown;
+use crate::tools::{PATIENCE, Tools};
 use crate::validate::{EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX, Rules, TRANSPORT_SLACK_BYTES};
 
 /// Both ends ask for a sign of life when a connection is silent for so long …
@@ -130,7 +140,7 @@ impl Daemon {
     }
 
     fn with_launch(config: Config, mut launch: Launch) -> Result<Daemon, StartError> {
-        let jobs = config.state.join("jobs");
+        let jobs = jobs(&config);
         empty_directory(&jobs)?;
         let port = launch()?;
         Ok(Daemon { config, jobs, launch, port })
@@ -182,10 +192,23 @@ async fn serve(
             std::env::var(name).ok()
         }),
     });
-    let processes = ProcessServiceServer::new(Processes::new(handle.clone(), rules))
+    let processes = ProcessServiceServer::new(Processes::new(handle.clone(), Arc::clone(&rules)))
         .max_decoding_message_size((EXECUTE_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
-    let workspace = WorkspaceServiceServer::new(Workspace::new(handle.clone(), facts))
+    let files = Files::new(handle.clone());
+    let tools = Tools::new(handle.clone(), rules, files.clone(), PATIENCE);
+    let tools = ToolServiceServer::new(ToolCalls::new(handle.clone(), tools))
+        .max_decoding_message_size((EXECUTE_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
+    let watches = Watches::new(nonce());
+    let filesystem = Filesystem::new(files.clone(), watches.clone(), jobs(config));
+    let filesystem = FilesystemServiceServer::new(filesystem)
+        .max_decoding_message_size((WRITE_TEXT_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
+    let stamps = StampServiceServer::new(Stamping::new(files.clone()))
+        .max_decoding_message_size((MESSAGE_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
+    let workspace = WorkspaceServiceServer::new(Workspace::new(handle.clone(), facts, files))
         .max_decoding_message_size((MESSAGE_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
     let reflection = || {
@@ -201,7 +224,10 @@ async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_MAX)
         .layer(ExplainLayer)
+        .add_service(filesystem)
         .add_service(processes)
+        .add_service(stamps)
+        .add_service(tools)
         .add_service(workspace)
         .add_service(health_service)
         .add_service(reflection().build_v1().map_err(RunError::Reflection)?)
@@ -222,14 +248,27 @@ async fn serve(
     tokio::select! {
         result = server => result.map_err(RunError::Serve),
         () = leave => Ok(()),
+        never = watches.expire() => match never {},
     }
 }
 
 async fn report_health(health: &tonic_health::server::HealthReporter, status: ServingStatus) {
-    let names = ["", "cofferdam.v1.ProcessService", "cofferdam.v1.WorkspaceService"];
+    let names = [
+        "",
+        "cofferdam.v1.FilesystemService",
+        "cofferdam.v1.ProcessService",
+        "cofferdam.v1.StampService",
+        "cofferdam.v1.ToolService",
+        "cofferdam.v1.WorkspaceService",
+    ];
     for name in names {
         health.set_service_status(name, status).await;
     }
+}
+
+/// Where the output of calls is, and uploads until they are whole.
+fn jobs(config: &Config) -> PathBuf {
+    config.state.join("jobs")
 }
 
 fn facts(config: &Config, enforcement: &Enforcement) -> Facts {

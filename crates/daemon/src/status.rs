@@ -1,6 +1,8 @@
 //! Where the daemon's faults become gRPC: each status carries `google.rpc.ErrorInfo` and one more
 //! detail that a program can act on.
 
+mod files;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
 use crate::decide::{CALLS_MAX, Refusal};
+use crate::files::FileError;
 use crate::stdin::{StdinClosed, StdinError};
 use crate::supervisor::StartRefused;
 
@@ -83,6 +86,10 @@ pub(crate) enum Fault {
         /// The cause.
         error: rustix::io::Errno,
     },
+    /// A call about files.
+    File(FileError),
+    /// Another stream goes on with the watch.
+    WatchResumed,
 }
 
 /// One wrong field.
@@ -93,6 +100,12 @@ pub(crate) fn violation(field: impl Into<String>, reason: impl ToString) -> Fiel
 impl From<StartRefused> for Fault {
     fn from(refused: StartRefused) -> Self {
         Fault::Start(refused)
+    }
+}
+
+impl From<FileError> for Fault {
+    fn from(error: FileError) -> Self {
+        Fault::File(error)
     }
 }
 
@@ -136,6 +149,13 @@ impl From<Fault> for Status {
                 &process_id,
                 &format!("the terminal refused: {error}"),
             ),
+            Fault::File(error) => files::status(error),
+            Fault::WatchResumed => {
+                let message = "another stream goes on with this watch";
+                let mut details = info("WATCH_RESUMED", &[]);
+                details.add_precondition_failure_violation("WATCH_RESUMED", "watch", message);
+                Status::with_error_details(Code::Aborted, message, details)
+            }
         }
     }
 }
@@ -229,7 +249,7 @@ mod tests {
     fn all() -> Vec<Fault> {
         let process_id = || "p-1".to_owned();
         let stdin = |error| Fault::Stdin { process_id: process_id(), error };
-        vec![
+        let mut all = vec![
             Fault::Invalid(vec![violation("a", "b"), violation("c", "d")]),
             Fault::Undecodable { field: "session".into(), reason: "not UTF-8".into() },
             Fault::TooLarge { size: 2, limit: 1 },
@@ -247,7 +267,10 @@ mod tests {
             Fault::BeyondEnd { field: "stdout_offset", offset: 2, total: 1 },
             Fault::Output { process_id: process_id(), error: std::io::ErrorKind::Other.into() },
             Fault::Terminal { process_id: process_id(), error: rustix::io::Errno::IO },
-        ]
+            Fault::WatchResumed,
+        ];
+        all.extend(files::tests::all().into_iter().map(Fault::File));
+        all
     }
 
     #[test]

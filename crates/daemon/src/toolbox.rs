@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Weak;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cofferdam_cell::channel::{BODY_BYTES_MAX, Channel};
@@ -28,6 +29,9 @@ const ROOM_MAX: Duration = Duration::from_secs(5);
 /// First and longest pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// An answer, with the descriptor beside it.
+pub(crate) type Answered = (Answer, Option<OwnedFd>);
 
 /// Why a call to the toolbox brought no answer.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +115,7 @@ impl Toolbox {
         &self,
         call: FileCall,
         content: Option<BorrowedFd<'_>>,
-    ) -> Result<(Answer, Option<OwnedFd>), ToolboxError> {
+    ) -> Result<Answered, ToolboxError> {
         let mut answers = self.call(call, content).await?;
         match answers.next().await? {
             Some((Answer::Failed(fault), _)) => Err(ToolboxError::Failed(fault)),
@@ -138,9 +142,8 @@ impl Answers {
     /// As [`Answers::next`]; the last one who asked is woken.
     pub(crate) fn poll_next(
         &mut self,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Result<Option<(Answer, Option<OwnedFd>)>, ToolboxError>> {
-        use std::task::Poll;
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Answered>, ToolboxError>> {
         if self.is_over {
             return Poll::Ready(Ok(None));
         }

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_cell::protocol::{CallId, Stdio, Target};
+use cofferdam_proto::v1::expected;
 use cofferdam_proto::{call_limits, duration_from_wire, v1};
-use cofferdam_spec::{Command, IdError, Limits, PtySize, RequestId, SessionId, Tag};
+use cofferdam_spec::{
+    Command, IdError, Limits, PATH_BYTES_MAX, PtySize, RequestId, SessionId, Stamp, Tag,
+};
 use prost::Message;
 use tonic_types::FieldViolation;
 
 use crate::config::TERM_DEFAULT;
 use crate::decide::{RETENTION_DEFAULT, RETENTION_MAX};
+use crate::files::{Caller, Overwrite};
 use crate::records::Keep;
 use crate::status::{Fault, violation};
 use crate::supervisor::{OnDisconnect, StartProcess};
@@ -27,7 +31,10 @@ pub(crate) const TRANSPORT_SLACK_BYTES: u64 = 64 * 1024;
 
 /// Entries of a page when the request names no number, and the most that it may name.
 const PAGE_DEFAULT: usize = 100;
-const PAGE_MAX: u32 = 1000;
+pub(crate) const PAGE_MAX: u32 = 1000;
+
+/// Where relative paths begin.
+const WORKSPACE: &str = "/workspace";
 
 /// What requests are checked against.
 #[derive(Debug)]
@@ -76,6 +83,111 @@ impl Checker {
 
     fn id<T>(&mut self, field: &str, result: Result<T, IdError>) -> Option<T> {
         result.map_err(|error| self.refuse(field, error)).ok()
+    }
+
+    /// Checks who makes a call that changes something.
+    pub(crate) fn caller(&mut self, session: &str, request_id: &str) -> Option<Caller> {
+        self.request_id(request_id);
+        let session = self.session(session);
+        Some(Caller { session: session?, call: request_id.to_owned() })
+    }
+
+    /// Checks who makes a call that only reads; a session without a name holds no stamp.
+    pub(crate) fn reader(&mut self, session: &str, method: &str) -> Option<Caller> {
+        Some(Caller { session: self.session(session)?, call: method.to_owned() })
+    }
+
+    /// Checks a session that must have a name.
+    pub(crate) fn named_session(&mut self, text: &str) -> Option<SessionId> {
+        if text.is_empty() {
+            self.refuse("session", "is empty: stamps belong to a session with a name");
+            return None;
+        }
+        self.session(text)
+    }
+
+    /// Checks a path; a relative one is taken below the workspace.
+    pub(crate) fn path(&mut self, field: &str, text: &str) -> Option<String> {
+        if text.is_empty() {
+            self.refuse(field, "is empty");
+            return None;
+        }
+        if let Some(index) = text.bytes().position(|byte| byte == 0) {
+            self.refuse(field, format!("holds a NUL byte at {index}"));
+            return None;
+        }
+        let path =
+            if text.starts_with('/') { text.to_owned() } else { format!("{WORKSPACE}/{text}") };
+        if path.len() > PATH_BYTES_MAX {
+            let length = path.len();
+            let reason = format!("is {length} bytes long, the limit is {PATH_BYTES_MAX}");
+            self.refuse(field, reason);
+            return None;
+        }
+        Some(path)
+    }
+
+    /// Checks a directory to search; none means the workspace.
+    pub(crate) fn directory(&mut self, field: &str, text: &str) -> Option<String> {
+        if text.is_empty() { Some(WORKSPACE.to_owned()) } else { self.path(field, text) }
+    }
+
+    /// Checks what a change expects; unset means what the session has seen.
+    pub(crate) fn expected(&mut self, wire: Option<&v1::Expected>) -> Option<Overwrite> {
+        let Some(wire) = wire else { return Some(Overwrite::Seen) };
+        match &wire.state {
+            // Neither stamp, nor absent, nor any: it says nothing, as if it were not there.
+            None => Some(Overwrite::Seen),
+            Some(expected::State::Absent(_)) => Some(Overwrite::Absent),
+            Some(expected::State::Any(_)) => Some(Overwrite::Any),
+            Some(expected::State::Stamp(stamp)) => match Stamp::try_from(stamp) {
+                Ok(stamp) => Some(Overwrite::Stamp(stamp)),
+                Err(error) => {
+                    self.refuse("expected.stamp", error);
+                    None
+                }
+            },
+        }
+    }
+
+    /// Checks what a change of something that must exist expects.
+    pub(crate) fn expected_content(&mut self, wire: Option<&v1::Expected>) -> Option<Overwrite> {
+        let expected = self.expected(wire)?;
+        if expected == Overwrite::Absent {
+            self.refuse("expected", "cannot be absent: there must be something to change");
+            return None;
+        }
+        Some(expected)
+    }
+
+    /// Checks permission bits; 0 means `default`.
+    pub(crate) fn mode(&mut self, mode: u32, default: u32) -> Option<u32> {
+        match mode {
+            0 => Some(default),
+            1..=0o777 => Some(mode),
+            _ => {
+                self.refuse("mode", format!("is {mode:#o}, the largest is 0777"));
+                None
+            }
+        }
+    }
+
+    /// Checks a number that has a largest value; 0 means `default`.
+    pub(crate) fn bounded(
+        &mut self,
+        field: &str,
+        value: u32,
+        default: u32,
+        max: u32,
+    ) -> Option<u32> {
+        match value {
+            0 => Some(default),
+            value if value <= max => Some(value),
+            _ => {
+                self.refuse(field, format!("is {value}, the largest is {max}"));
+                None
+            }
+        }
     }
 
     fn limits(&mut self, rules: &Rules, wire: Option<&v1::Limits>) -> Option<Limits> {

@@ -9,6 +9,7 @@ use cofferdam_spec::{ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, Capability, Limits
 use tonic::{Request, Response, Status};
 
 use crate::decide::{CALLS_MAX, GRACE};
+use crate::files::{Caller, Files};
 use crate::output::STREAM_BYTES_MAX;
 use crate::supervisor::Handle;
 use crate::validate::{Checker, EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX, within};
@@ -37,12 +38,13 @@ pub(crate) struct Facts {
 pub(crate) struct Workspace {
     supervisor: Handle,
     facts: Arc<Facts>,
+    files: Files,
 }
 
 impl Workspace {
-    /// A service over a supervisor.
-    pub(crate) fn new(supervisor: Handle, facts: Facts) -> Self {
-        Self { supervisor, facts: Arc::new(facts) }
+    /// A service over a supervisor and the files of its cell.
+    pub(crate) fn new(supervisor: Handle, facts: Facts, files: Files) -> Self {
+        Self { supervisor, facts: Arc::new(facts), files }
     }
 }
 
@@ -114,6 +116,8 @@ impl WorkspaceService for Workspace {
         checker.request_id(&request.request_id);
         let session = checker.session(&request.session);
         let session = checker.finish(session)?;
+        let caller = Caller { session: session.clone(), call: request.request_id };
+        self.files.with_stamps(|stamps| stamps.clear(&caller, "", SystemTime::now()));
         let ended = self.supervisor.end_session(session).await;
         let all_gone = async {
             for process in &ended {
