@@ -29,7 +29,7 @@ use crate::supervisor::Handle;
 use crate::tools::bash::Bash;
 pub(crate) use crate::tools::bash::PATIENCE;
 use crate::tools::errors::{Failed, ToolError, excerpt};
-pub(crate) use crate::tools::schema::Definition;
+use crate::tools::schema::{Definition, as_markdown};
 use crate::validate::Rules;
 
 /// Every tool, in the order in which they are listed.
@@ -141,7 +141,7 @@ pub fn markdown() -> String {
             page,
             "\n## {}\n\n{}\n\n{effect}\n\n{}",
             definition.name,
-            definition.about,
+            as_markdown(definition.about),
             definition.markdown()
         );
     }

@@ -402,15 +402,15 @@ impl Shown {
 
 fn background_note(end: &End, bounded: bool) -> String {
     let left = counted(u64::from(end.background), "process", "processes");
-    let mut note = format!("The command left {left} in the background");
     let was_killed = !matches!(end.exit, Exit::Exited { .. } | Exit::Signaled { .. });
-    note.push_str(match (was_killed, bounded) {
-        (true, _) => ", which could not be killed.",
-        (false, true) => "; they go on until timeoutSeconds is over, and are killed then.",
-        (false, false) => ", which go on.",
-    });
+    let then = match (was_killed, bounded) {
+        (true, _) => " that could not be killed",
+        (false, true) => ", until timeoutSeconds is over",
+        (false, false) => "",
+    };
+    let mut note = format!("Still running in the background: {left}{then}.");
     if end.detached {
-        note.push_str(" What they print from now on is not shown: redirect it to a file.");
+        note.push_str(" What is printed there from now on is not shown: redirect it to a file.");
     }
     note
 }
@@ -598,13 +598,16 @@ mod tests {
         let exited = || Exit::Exited { code: 0 };
         assert_eq!(
             background_note(&end(exited()), false),
-            "The command left 2 processes in the background, which go on."
+            "Still running in the background: 2 processes."
         );
-        assert!(background_note(&end(exited()), true).ends_with("and are killed then."));
+        assert_eq!(
+            background_note(&end(exited()), true),
+            "Still running in the background: 2 processes, until timeoutSeconds is over."
+        );
         let detached = End { detached: true, ..end(exited()) };
         assert!(background_note(&detached, false).contains("redirect it to a file"));
         let timed_out = Exit::TimedOut { limit: TimeLimit::Wall, after: Duration::from_secs(2) };
-        assert!(background_note(&end(timed_out), true).ends_with("could not be killed."));
+        assert!(background_note(&end(timed_out), true).contains("that could not be killed"));
     }
 
     #[test]

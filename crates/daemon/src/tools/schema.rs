@@ -260,7 +260,8 @@ impl Definition {
     pub(crate) fn markdown(&self) -> String {
         let rows = self.fields.iter().map(|field| {
             let required = if field.required { ", required" } else { "" };
-            format!("| `{}` | {}{required} | {} |\n", field.name, field.kind.words(), field.about)
+            let (words, about) = (field.kind.words(), as_markdown(field.about));
+            format!("| `{}` | {words}{required} | {about} |\n", field.name)
         });
         let mut text = "| field | type | meaning |\n|---|---|---|\n".to_owned();
         text.extend(rows);
@@ -327,6 +328,18 @@ impl Definition {
     fn position(&self, name: &str) -> Option<usize> {
         self.fields.iter().position(|field| field.name == name)
     }
+}
+
+/// A text without meaning for Markdown.
+pub(crate) fn as_markdown(text: &str) -> String {
+    let mut page = String::with_capacity(text.len());
+    for character in text.chars() {
+        if "\\`*_[]<>|".contains(character) {
+            page.push('\\');
+        }
+        page.push(character);
+    }
+    page
 }
 
 /// Problems of one input that are told; an input with more of them is no mistake.
