@@ -3,8 +3,8 @@
 //! Each directory has an inotify watch of its own. What appears in a new directory before its watch
 //! stands is found by listing it afterwards, and told as created. Directories are kept by the watch
 //! of their parent and their name, so that one that moves within the tree takes everything below it
-//! along. A watch is added by path, as the kernel wants it; a directory that was exchanged meanwhile
-//! is not watched.
+//! along. A watch is added by path, as the kernel wants it; a directory that was exchanged
+//! meanwhile is not watched.
 //!
 //! When the kernel's queue runs over, or a directory's place is not known any more, that is told as
 //! [`Change::Overflow`], and the tree is looked at again.
@@ -285,8 +285,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Watches every directory below one that is watched, but for those in `seen`, which it adds to.
-    /// With `tell`, tells every entry as created.
+    /// Watches every directory below one that is watched, but for those in `seen`, which it adds
+    /// to. With `tell`, tells every entry as created.
     fn scan(&mut self, id: i32, seen: &mut HashSet<i32>, tell: bool) {
         if !self.recursive {
             return;
@@ -452,8 +452,8 @@ impl Watch<'_> {
         false
     }
 
-    /// Moves whose second half did not come within so many events led out of the tree: what moved is
-    /// watched no longer.
+    /// Moves whose second half did not come within so many events led out of the tree: what moved
+    /// is watched no longer.
     fn give_up_moves(&mut self, events: u64) {
         let (old, young): (Vec<Moved>, Vec<Moved>) = std::mem::take(&mut self.moved)
             .into_iter()

@@ -6,9 +6,9 @@
 //! its NUL bytes are text, so that its line numbers are those that reading it shows. Files with a
 //! UTF-16 byte order mark are decoded. A carriage return before a line feed stays in the line.
 //!
-//! `glob` and `file_type` choose among the files that are met: what they leave out is in no account,
-//! and what ignore files exclude they do not bring back. A file that was named itself is searched
-//! whatever they say.
+//! `glob` and `file_type` choose among the files that are met: what they leave out is in no
+//! account, and what ignore files exclude they do not bring back. A file that was named itself is
+//! searched whatever they say.
 //!
 //! Files are searched by several threads, and told in the order of their paths' bytes. When the
 //! cell has no room for more threads, those that there are do all of the work.

@@ -88,12 +88,8 @@ impl Watched<'_> {
     }
 }
 
-/// Watches a tree while `test` runs. Returns how many directories were watched, and how it ended.
-fn watching(
-    tree: &Tree,
-    recursive: bool,
-    test: impl FnOnce(&Watched<'_>),
-) -> (u64, Result<Answer, Fault>) {
+/// Watches a tree while `test` runs. Returns how many directories were watched.
+fn watching(tree: &Tree, recursive: bool, test: impl FnOnce(&Watched<'_>)) -> u64 {
     let (sender, answers) = channel();
     let passing = Passing {
         answers: Mutex::new(sender),
@@ -118,7 +114,8 @@ fn watching(
         if let Err(panic) = result {
             std::panic::resume_unwind(panic);
         }
-        (directories, ended)
+        assert_eq!(ended, Ok(Answer::Changes(Vec::new())));
+        directories
     })
 }
 
@@ -127,7 +124,7 @@ fn every_kind_of_change_is_told() {
     let tree = Tree::with(&["old", "dir/inner", "dir/sub/deep"]);
     let outside = Tree::with(&["from_outside"]);
     let at = |name: &str| tree.root.join(name);
-    let (directories, ended) = watching(&tree, true, |watched| {
+    let directories = watching(&tree, true, |watched| {
         fs::write(at("new"), "").unwrap();
         assert_eq!(watched.until_end("1"), ["create new"]);
         fs::write(at("old"), "content").unwrap();
@@ -150,7 +147,6 @@ fn every_kind_of_change_is_told() {
         assert_eq!(told, ["create link", "rename - came", "rename dir/inner -"]);
     });
     assert_eq!(directories, 3);
-    assert_eq!(ended, Ok(Answer::Changes(Vec::new())));
 }
 
 #[test]
@@ -207,7 +203,7 @@ fn directories_that_move_keep_their_place() {
 #[test]
 fn without_recursion_only_the_directory_is_watched() {
     let tree = Tree::with(&["sub/f"]);
-    let (directories, _) = watching(&tree, false, |watched| {
+    let directories = watching(&tree, false, |watched| {
         fs::write(tree.root.join("sub/f"), "x").unwrap();
         fs::write(tree.root.join("g"), "").unwrap();
         fs::create_dir(tree.root.join("new")).unwrap();

@@ -130,7 +130,7 @@ fn truncated_is_told_only_when_there_are_more() {
 fn what_cannot_be_read_is_counted_and_the_rest_is_found() {
     let tree = Tree::with(&["ok/a.txt", "bad/b.txt"]);
     symlink("nowhere", tree.root.join("dang.txt")).unwrap();
-    fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0o000)).unwrap();
     let result = as_ordinary_user(|| answer(&tree, &request(&tree, "**/*.txt", "")));
     fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(result.paths, ["ok/a.txt"]);
@@ -138,7 +138,7 @@ fn what_cannot_be_read_is_counted_and_the_rest_is_found() {
         Account { searched: 1, unreadable: 1, special: 1, complete: true, ..Account::default() };
     assert_eq!(result.account, expected);
     let here = request(&tree, "*", "bad");
-    fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0o000)).unwrap();
     let refused = as_ordinary_user(|| glob(&here, &Kept::new()));
     fs::set_permissions(tree.root.join("bad"), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(refused.unwrap_err().kind, FaultKind::Denied);

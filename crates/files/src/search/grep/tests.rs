@@ -312,7 +312,7 @@ fn matches_may_span_lines() {
 fn what_cannot_be_read_is_counted() {
     let tree = Tree::with(&["a", "b", "c/d"]);
     for path in ["b", "c"] {
-        fs::set_permissions(tree.root.join(path), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(tree.root.join(path), fs::Permissions::from_mode(0o000)).unwrap();
     }
     let (found, named) = as_ordinary_user(|| {
         (
@@ -475,7 +475,9 @@ proptest! {
         files in proptest::collection::btree_map(
             "[abc](/[abc]){0,2}\\.(md|rs)", "([abä .]{0,6}\n){0,12}[ab]{0,3}", 1..8,
         ),
-        ignored in proptest::option::of(("([abc]/)?", "(\\*\\.md|[abc]|/[abc]|!a\\.rs)\n(b/|!\\*\\.md|\\*)\n?")),
+        ignored in proptest::option::of((
+            "([abc]/)?", "(\\*\\.md|[abc]|/[abc]|!a\\.rs)\n(b/|!\\*\\.md|\\*)\n?",
+        )),
         pattern in "(a|b|ä|\\.|a\\+|\\^a|b\\$|\\\\b|\\[ab\\]|a\\|b|\\(a\\)){1,3}",
         (context, ignore_case, literal) in (0u32..3, any::<bool>(), any::<bool>()),
         multiline in any::<bool>(),
@@ -497,7 +499,8 @@ proptest! {
         for file in &found.files {
             for line in &file.lines {
                 let mark = if line.matched { ':' } else { '-' };
-                lines.push(format!("{}:{}{mark}{}", tree.below(&file.path), line.number, line.text));
+                let path = tree.below(&file.path);
+                lines.push(format!("{path}:{}{mark}{}", line.number, line.text));
             }
         }
         lines.sort();
