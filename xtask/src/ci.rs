@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::metadata::Metadata;
 use crate::stage::{Stages, cargo, succeed};
-use crate::{edges, supply};
+use crate::{docs, edges, supply};
 
 /// The one crate of the product that may hold unsafe code, and the programs that try in tests what
 /// safe code cannot even say.
@@ -22,7 +22,7 @@ pub(crate) fn ci() -> anyhow::Result<()> {
     // Each check says what it has to say, also when another has failed.
     let lints = ["clippy", "--release", "--workspace", "--all-targets", "--locked", "--"];
     let doc = ["doc", "--release", "--workspace", "--no-deps"];
-    let checks: [(&str, &dyn Fn() -> anyhow::Result<()>); 6] = [
+    let checks: [(&str, &dyn Fn() -> anyhow::Result<()>); 7] = [
         ("format", &|| succeed(&mut cargo(&["fmt", "--all", "--check"]))),
         ("edges between crates", &|| edges::check(&metadata)),
         ("licences, sources, bans", &|| supply::check(&metadata)),
@@ -31,6 +31,7 @@ pub(crate) fn ci() -> anyhow::Result<()> {
         ("documentation", &|| {
             succeed(cargo(&doc).arg("--locked").env("RUSTDOCFLAGS", RUSTDOC_FLAGS))
         }),
+        ("pages made from the program", &docs::check),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {

@@ -4,6 +4,7 @@
 
 mod bench;
 mod ci;
+mod docs;
 mod edges;
 mod metadata;
 mod stage;
@@ -27,6 +28,8 @@ struct Cli {
 enum Task {
     /// Format, lints, edges between crates, documentation, licences and sources.
     Ci,
+    /// Makes the pages below docs/ from the program.
+    Docs,
     /// Builds everything once and runs every test.
     Test,
     /// As `test`, with the long counts.
@@ -39,6 +42,7 @@ fn main() -> anyhow::Result<()> {
     std::env::set_current_dir(root())?;
     match Cli::parse().task {
         Task::Ci => ci::ci(),
+        Task::Docs => docs::write(),
         Task::Test => test::test(test::Length::Usual),
         Task::Soak => test::test(test::Length::Soak),
         Task::Bench(args) => bench::bench(&args),

@@ -19,10 +19,21 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Run a program in the cell of a workspace.
     Exec(ExecArgs),
+    /// Call one tool as a model would, and print its JSON.
+    Call(CallArgs),
+    /// Show what sessions have seen of which file, verify it, or drop it.
+    Stamps(StampsArgs),
     /// Say what this host can enforce, what is missing, and how to get it.
     Doctor(DoctorArgs),
     /// Show on a small sample repository what a cell can and cannot see.
     Tour,
+    /// Print the tools for people.
+    #[command(hide = true)]
+    Tools {
+        /// As a page in Markdown, the only form.
+        #[arg(long, required = true)]
+        markdown: bool,
+    },
 }
 
 /// Which image the cell shows.
@@ -128,6 +139,54 @@ pub(crate) struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct CallArgs {
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+    /// Whose call this is: what was read counts for this session.
+    #[arg(long, value_name = "ID", default_value = "cli")]
+    pub(crate) session: String,
+    /// Name of the tool: bash, read_file, write_file, edit_file, glob or grep.
+    #[arg(value_name = "TOOL")]
+    pub(crate) tool: String,
+    /// Its input, a JSON object; - reads it from standard input.
+    #[arg(value_name = "JSON", allow_hyphen_values = true)]
+    pub(crate) input: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StampsArgs {
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+    /// Only stamps of this session; by default of all.
+    #[arg(long, value_name = "ID", global = true)]
+    pub(crate) session: Option<String>,
+    /// Only stamps of this path in the cell, and below it.
+    #[arg(long, value_name = "PATH", global = true)]
+    pub(crate) path: Option<String>,
+    /// Print one JSON object.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: StampsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StampsCommand {
+    /// List the stamps that sessions hold.
+    List,
+    /// List what set and dropped the stamps of one path, newest first.
+    History {
+        /// Absolute path in the cell.
+        #[arg(value_name = "PATH")]
+        file: String,
+    },
+    /// Read the files again; the exit status is 1 when one is stale or gone.
+    Verify,
+    /// Drop stamps: the files must be read again before they can be overwritten.
+    Clear,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object.
     #[arg(long)]
@@ -194,6 +253,25 @@ mod tests {
         let Command::Exec(args) = cli.command else { panic!("not exec") };
         assert_eq!(args.argv, ["ls", "--json"]);
         assert!(!args.json);
+    }
+
+    #[test]
+    fn a_call_takes_its_input_as_it_is() {
+        for input in ["-", "{\"command\": \"ls\"}"] {
+            let cli = Cli::parse_from(["cofferdam", "call", "bash", input]);
+            let Command::Call(args) = cli.command else { panic!("not call") };
+            assert_eq!((args.tool.as_str(), args.input.as_str()), ("bash", input));
+        }
+    }
+
+    #[test]
+    fn options_of_stamps_stand_before_or_behind_the_subcommand() {
+        let before = ["cofferdam", "stamps", "--session", "s", "--json", "list"];
+        let behind = ["cofferdam", "stamps", "list", "--session", "s", "--json"];
+        for line in [before, behind] {
+            let Command::Stamps(args) = Cli::parse_from(line).command else { panic!("not stamps") };
+            assert_eq!((args.session.as_deref(), args.json), (Some("s"), true));
+        }
     }
 
     #[test]

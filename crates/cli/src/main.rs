@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod call;
 mod connect;
 mod doctor;
 mod exec;
@@ -11,6 +12,7 @@ mod lock;
 mod prepare;
 mod scratch;
 mod serve;
+mod stamps;
 mod state;
 mod text;
 mod tour;
@@ -27,8 +29,11 @@ fn main() -> ExitCode {
     let result = match args::Cli::parse().command {
         args::Command::Serve(args) => serve::serve(&args),
         args::Command::Exec(args) => exec::exec(args),
+        args::Command::Call(args) => call::call(&args),
+        args::Command::Stamps(args) => stamps::stamps(&args),
         args::Command::Doctor(args) => doctor::doctor(&args),
         args::Command::Tour => tour::tour(),
+        args::Command::Tools { markdown: _ } => call::tools_page(),
     };
     result.unwrap_or_else(|failure| {
         text::complain(&format!("{:#}", failure.error));
@@ -43,7 +48,8 @@ fn main() -> ExitCode {
 struct Failure {
     error: anyhow::Error,
     hint: Option<String>,
-    /// Exit status: 1, or 125 for `exec`, whose other statuses belong to the program.
+    /// Exit status: 1, or 125 for `exec` and `call`, whose other statuses belong to the program and
+    /// the tool.
     status: u8,
 }
 

@@ -12,10 +12,11 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use cofferdam_client::{Client as _, ExecuteReply, ExecuteRequest, Program};
+use cofferdam_client::{CallToolRequest, Client as _, ExecuteReply, ExecuteRequest, Program};
 use cofferdam_client_grpc::{GrpcClient, UnixAddress};
 use cofferdam_spec::{CallLimits, Exit};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 use crate::connect::request_id;
 use crate::join::{Wanted, join_or_start};
@@ -205,11 +206,7 @@ impl Guide {
         let reply = self.run(Stop::new(about, "sh tests.sh")).await?;
         expect(&reply, Exit::Exited { code: 2 }, &["FAILED"])?;
 
-        let about = "An agent would find this, and commit it:";
-        let fix =
-            "sed -i 's/\\$nam!/$name!/' greet.sh && sh tests.sh && git commit -qam 'Fix the name'";
-        let reply = self.run(Stop::new(about, fix)).await?;
-        expect(&reply, Exit::Exited { code: 0 }, &["ok: greet Ada"])?;
+        self.show_tools().await?;
 
         let log = git(&sample.workspace, &["log", "--format=%h %s, by %an"])?;
         say(&format!(
@@ -218,6 +215,60 @@ impl Guide {
         ))?;
         ensure!(log.contains("Fix the name"), "the commit is not on the host");
         Ok(())
+    }
+
+    /// What an agent would do, with the tools that a model calls.
+    async fn show_tools(&self) -> anyhow::Result<()> {
+        const SCRIPT: &str = "/workspace/greet.sh";
+        let about = "A model would look for the bug with tools: JSON in, JSON out.";
+        let found = self.tool(about, "glob", json!({ "pattern": "**/*.sh" })).await?;
+        ensure!(found["count"] == 2, "glob found {found}");
+        let found = self.tool("", "grep", json!({ "pattern": "Hello", "glob": "g*.sh" })).await?;
+        ensure!(found["matchCount"] == 1, "grep found {found}");
+
+        let about = "It may not overwrite a file that it has not read:";
+        let blind = json!({ "filePath": SCRIPT, "content": "echo Hello\n" });
+        let refused = self.tool(about, "write_file", blind.clone()).await?;
+        ensure!(refused["error"]["code"] == "NOT_READ", "a blind write: {refused}");
+        let about = "So it reads the file, and changes what is wrong:";
+        let read = self.tool(about, "read_file", json!({ "filePath": SCRIPT })).await?;
+        ensure!(read["totalLines"] == 4, "read_file showed {read}");
+        let edit = json!({ "filePath": SCRIPT, "oldString": "$nam!", "newString": "$name!" });
+        let edited = self.tool("", "edit_file", edit).await?;
+        ensure!(edited["firstLine"] == 4, "edit_file did {edited}");
+
+        let about = "Nor may it write over what somebody else wrote in between:";
+        let append = json!({ "command": "echo '# Reviewed by a person.' >> greet.sh" });
+        let appended = self.tool(about, "bash", append).await?;
+        ensure!(appended["exitCode"] == 0, "bash did {appended}");
+        let refused = self.tool("", "write_file", blind).await?;
+        ensure!(refused["error"]["code"] == "STALE_READ", "a stale write: {refused}");
+
+        let about = "A new file needs nothing. Then the tests, and the commit:";
+        let notes = json!({ "filePath": "/workspace/NEWS.md", "content": "Names are greeted.\n" });
+        let written = self.tool(about, "write_file", notes).await?;
+        ensure!(written["existed"] == false, "write_file did {written}");
+        let command = "sh tests.sh && git add --all && git commit -qm 'Fix the name'";
+        let tested = self.tool("", "bash", json!({ "command": command })).await?;
+        ensure!(tested["stdout"] == "ok: greet \nok: greet Ada\n", "bash did {tested}");
+        Ok(())
+    }
+
+    /// Calls a tool and prints what went in and what came out.
+    async fn tool(&self, about: &str, name: &str, input: Value) -> anyhow::Result<Value> {
+        let input_json = input.to_string();
+        let request = CallToolRequest {
+            name: name.to_owned(),
+            input_json: input_json.clone(),
+            session: "tour".to_owned(),
+            request_id: request_id(),
+        };
+        let reply = self.client.call_tool(request).await?;
+        let about = if about.is_empty() { String::new() } else { format!("\n{about}\n") };
+        say(&format!("{about}  {name} {input_json}\n    {}", reply.output_json))?;
+        let output: Value = serde_json::from_str(&reply.output_json)?;
+        ensure!(reply.is_error == output.get("error").is_some(), "is_error does not fit {output}");
+        Ok(output)
     }
 
     /// What the cell cannot see or change.
