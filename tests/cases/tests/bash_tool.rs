@@ -445,7 +445,7 @@ both! {
         assert!(reply.json.get("exitCode").is_none(), "{said}");
         daemon.shell("echo next").await.expect(0, "next\n");
         daemon.write("/workspace/after", "x").await.ok();
-        wait_for("the first cell is gone", Duration::from_secs(5), || {
+        wait_for("the first cell is gone", within(5.0), || {
             trace.left().is_empty().then_some(())
         })
         .await;

@@ -1,8 +1,9 @@
 //! Waiting for states, and counting what must not leak.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::processes::{Process, all_processes, descendants};
@@ -135,6 +136,8 @@ fn cgroups(path: &Path, depth: usize) -> usize {
 pub struct CellTrace {
     members: HashSet<(i32, u64)>,
     namespaces: HashSet<String>,
+    /// Kept open, so that the kernel gives the numbers of these namespaces to no other.
+    _held: Arc<Vec<File>>,
 }
 
 impl CellTrace {
@@ -143,6 +146,10 @@ impl CellTrace {
         let own = fs::read_link("/proc/self/ns/pid").expect("/proc is mounted");
         let own_mount = fs::read_link("/proc/self/ns/mnt").expect("/proc is mounted");
         let below = descendants(daemon);
+        let paths = below.iter().flat_map(|process| {
+            ["pid", "mnt"].map(|kind| format!("/proc/{}/ns/{kind}", process.pid))
+        });
+        let held = paths.filter_map(|path| File::open(path).ok()).collect();
         let mut namespaces: HashSet<String> = below
             .iter()
             .flat_map(|process| [process.pid_namespace.clone(), process.mount_namespace.clone()])
@@ -152,7 +159,11 @@ impl CellTrace {
         }
         namespaces.remove("");
         assert!(!namespaces.is_empty(), "the daemon has a cell: {below:?}");
-        CellTrace { members: below.iter().map(|p| (p.pid, p.start)).collect(), namespaces }
+        CellTrace {
+            members: below.iter().map(|p| (p.pid, p.start)).collect(),
+            namespaces,
+            _held: Arc::new(held),
+        }
     }
 
     /// What of the cell still lives. A zombie does not: after its daemon's end it is left to the
