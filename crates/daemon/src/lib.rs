@@ -61,7 +61,7 @@ use crate::services::{
 };
 use crate::supervisor::{Handle, Supervisor};
 pub use crate::tools::markdown as tools_markdown;
-use crate::tools::{PATIENCE, Tools};
+use crate::tools::{Background, Tools};
 use crate::validate::{EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX, Rules, TRANSPORT_SLACK_BYTES};
 
 /// Both ends ask for a sign of life when a connection is silent for so long …
@@ -196,7 +196,7 @@ async fn serve(
         .max_decoding_message_size((EXECUTE_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);
     let files = Files::new(handle.clone());
-    let tools = Tools::new(handle.clone(), rules, files.clone(), PATIENCE);
+    let tools = Tools::new(handle.clone(), rules, files.clone(), Background::default());
     let tools = ToolServiceServer::new(ToolCalls::new(handle.clone(), tools))
         .max_decoding_message_size((EXECUTE_REQUEST_BYTES_MAX + TRANSPORT_SLACK_BYTES) as usize)
         .max_encoding_message_size(MESSAGE_BYTES_MAX as usize);

@@ -19,15 +19,14 @@ mod write_file;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::files::{Caller, Files};
 use crate::status::Fault;
 use crate::supervisor::Handle;
+pub(crate) use crate::tools::bash::Background;
 use crate::tools::bash::Bash;
-pub(crate) use crate::tools::bash::PATIENCE;
 use crate::tools::errors::{Failed, ToolError, excerpt};
 use crate::tools::schema::{Definition, as_markdown};
 use crate::validate::Rules;
@@ -65,15 +64,14 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Over a cell's processes and files. `patience` is how long a command without a time limit is
-    /// waited for, usually [`PATIENCE`].
+    /// Over a cell's processes and files.
     pub(crate) fn new(
         supervisor: Handle,
         rules: Arc<Rules>,
         files: Files,
-        patience: Duration,
+        background: Background,
     ) -> Self {
-        Self { bash: Bash::new(supervisor, rules, files.clone(), patience), files }
+        Self { bash: Bash::new(supervisor, rules, files.clone(), background), files }
     }
 
     /// Calls a tool. A [`Fault`] means that the call could not be carried out.

@@ -6,6 +6,10 @@ use tonic::Code;
 use tonic_types::StatusExt;
 
 use super::*;
+use crate::files::{Caller, Files};
+use crate::supervisor::Supervisor;
+use crate::tools::{Background, Tools};
+use crate::validate::Rules;
 
 fn call(name: &str, input: &Value) -> v1::CallToolRequest {
     v1::CallToolRequest {
@@ -143,4 +147,91 @@ async fn a_command_ends_with_its_client() {
         answer.into_inner().running_processes == 0
     })
     .await;
+}
+
+/// Tools over a fake cell, which lose patience soon.
+struct Impatient {
+    tools: Tools,
+    directory: tempfile::TempDir,
+    _cell: FakeCell,
+}
+
+impl Impatient {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (cell, port) = fake::launch(directory.path().to_owned());
+        let launch = || Err(LaunchError::Spawn(std::io::Error::other("one cell is enough")));
+        let logs = directory.path().to_owned();
+        let (supervisor, handle) = Supervisor::new(Box::new(launch), port, logs, 7).unwrap();
+        tokio::spawn(supervisor.run());
+        let rules = Arc::new(Rules {
+            limits: cofferdam_spec::Limits::default(),
+            environment: std::collections::BTreeMap::from([(
+                "PATH".to_owned(),
+                "/usr/bin:/bin".to_owned(),
+            )]),
+        });
+        let jobs = directory.path().join("cell/jobs").to_string_lossy().into_owned();
+        let background = Background { after: Duration::from_millis(300), jobs };
+        let tools = Tools::new(handle.clone(), rules, Files::new(handle), background);
+        Self { tools, directory, _cell: cell }
+    }
+
+    async fn bash(&self, command: &str) -> Value {
+        let session = cofferdam_spec::SessionId::new("s").unwrap();
+        let caller = Caller { session, call: request_id() };
+        let input = json!({ "command": command }).to_string();
+        let answer = soon(self.tools.call(&caller, "bash", &input)).await.unwrap();
+        assert!(!answer.is_error, "{}", answer.output_json);
+        serde_json::from_str(&answer.output_json).unwrap()
+    }
+}
+
+fn text(path: &std::path::Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+#[tokio::test]
+async fn a_slow_command_goes_on_and_its_files_follow_it() {
+    let tools = Impatient::new();
+    let go = tools.directory.path().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
+    let output = tools.bash(&format!("echo first; {wait}; echo last; echo err >&2; exit 7")).await;
+    assert_eq!((&output["status"], &output["exitCode"]), (&json!("running"), &Value::Null));
+    assert_eq!(output["stdout"], "first\n");
+    let job = PathBuf::from(output["outputDirectory"].as_str().unwrap());
+    assert_eq!(job.file_name().unwrap().len(), 8);
+    let message = output["message"].as_str().unwrap();
+    assert!(message.contains(&format!("kill -- -{} stops it", output["pid"])), "{message}");
+    assert_eq!(text(&job.join("stdout")).as_deref(), Some("first\n"));
+    assert_eq!(text(&job.join("exit")), None);
+    // Somebody cleans up; the files come back with the next news.
+    std::fs::remove_dir_all(&job).unwrap();
+    std::fs::write(&go, "").unwrap();
+    until(async || text(&job.join("exit")).is_some()).await;
+    let files = ["exit", "stdout", "stderr"].map(|name| text(&job.join(name)).unwrap());
+    assert_eq!(files, ["7\n", "first\nlast\n", "err\n"]);
+}
+
+#[tokio::test]
+async fn what_an_answer_leaves_out_is_in_a_file_and_else_there_is_none() {
+    let tools = Impatient::new();
+    let output = tools.bash("seq 2000").await;
+    assert_eq!((&output["truncated"], output.get("outputDirectory")), (&json!(false), None));
+    assert!(!tools.directory.path().join("cell").exists());
+    let output = tools.bash("seq 2001").await;
+    let shown = output["stdout"].as_str().unwrap();
+    let marker = shown.lines().nth(500).unwrap();
+    let start = "[stdout truncated: showing first 500 and last 1500 of 2001 lines; all of it: ";
+    let path = marker.strip_prefix(start).unwrap().strip_suffix(']').unwrap();
+    let all: String = (1..=2001).map(|line| format!("{line}\n")).collect();
+    assert_eq!(text(path.as_ref()), Some(all));
+}
+
+#[tokio::test]
+async fn a_command_that_is_too_long_for_an_argument_runs_all_the_same() {
+    let tools = Impatient::new();
+    let long = "x".repeat(200_000);
+    let output = tools.bash(&format!("cat <<'EOF' | wc -c\n{long}\nEOF\nexit 9")).await;
+    assert_eq!((&output["stdout"], &output["exitCode"]), (&json!("200001\n"), &json!(9)));
 }

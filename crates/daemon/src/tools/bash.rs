@@ -30,7 +30,7 @@ use crate::tools::to_json;
 use crate::validate::Rules;
 
 /// How long a call without `timeoutSeconds` waits before the command goes on in the background.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Longest `timeoutSeconds`: a day.
 const TIMEOUT_SECONDS_MAX: u64 = 86_400;
@@ -89,6 +89,21 @@ pub(crate) static DEFINITION: Definition = Definition {
     ],
 };
 
+/// When commands go on in the background, and where their files are.
+#[derive(Debug)]
+pub(crate) struct Background {
+    /// How long a call without `timeoutSeconds` is waited for.
+    pub(crate) after: Duration,
+    /// The directory of job directories, in the cell.
+    pub(crate) jobs: String,
+}
+
+impl Default for Background {
+    fn default() -> Self {
+        Self { after: PATIENCE, jobs: JOBS.to_owned() }
+    }
+}
+
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Output {
@@ -115,22 +130,22 @@ pub(crate) struct Bash {
     supervisor: Handle,
     rules: Arc<Rules>,
     files: Files,
-    patience: Duration,
+    background: Background,
     renders: Semaphore,
     /// The tasks of commands in the background; they end with the daemon.
     jobs: Mutex<JoinSet<()>>,
 }
 
 impl Bash {
-    /// Over a cell's processes and files. `patience` is usually [`PATIENCE`].
+    /// Over a cell's processes and files.
     pub(crate) fn new(
         supervisor: Handle,
         rules: Arc<Rules>,
         files: Files,
-        patience: Duration,
+        background: Background,
     ) -> Self {
         let (renders, jobs) = (Semaphore::new(RENDERS_MAX), Mutex::new(JoinSet::new()));
-        Self { supervisor, rules, files, patience, renders, jobs }
+        Self { supervisor, rules, files, background, renders, jobs }
     }
 
     /// Calls it.
@@ -143,7 +158,7 @@ impl Bash {
         let timeout = input.seconds("timeoutSeconds");
         paths::without_nul("command", &command)?;
         let limits = self.limits(timeout)?;
-        let directory = format!("{JOBS}/{:08x}", random());
+        let directory = format!("{}/{:08x}", self.background.jobs, random());
         let program = self.program(command, &directory).await?;
         let start = StartProcess {
             program,
@@ -162,7 +177,7 @@ impl Bash {
         let mut lease = self.supervisor.start(start).await.map_err(refused)?;
         let ended = match timeout {
             Some(_) => Some(lease.process().ended().await),
-            None => tokio::time::timeout(self.patience, lease.process().ended()).await.ok(),
+            None => tokio::time::timeout(self.background.after, lease.process().ended()).await.ok(),
         };
         match ended {
             Some(end) => {
@@ -293,7 +308,7 @@ impl Bash {
              ordinary commands: tail -n 50 {directory}/stdout or {directory}/stderr shows what it \
              printed, at most some seconds old; {directory}/exit has its exit code once it has \
              ended.{stop}{failed}",
-            self.patience.as_secs_f64()
+            self.background.after.as_secs_f64()
         );
         let output = Output {
             status: "running",
