@@ -225,7 +225,7 @@ async fn a_daemon_that_nobody_needs_leaves() {
     let idle = Duration::from_millis(300);
     let mut daemon = TestDaemon::with(|config| config.idle_exit = Some(idle)).await;
     daemon.start(start("sleep 0.8")).await.started().await;
-    drop((daemon.processes, daemon.workspace));
+    drop((daemon.processes, daemon.workspace, daemon.files, daemon.stamps));
     let begin = Instant::now();
     soon(daemon.running).await.unwrap().unwrap();
     assert!(begin.elapsed() >= Duration::from_millis(900), "{:?}", begin.elapsed());

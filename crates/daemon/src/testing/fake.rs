@@ -4,16 +4,22 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio as ChildStdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cofferdam_cell::channel::Channel;
-use cofferdam_cell::protocol::{CallId, Event, Exec, KillCause, Request, Status, Stdio, Target};
+use cofferdam_cell::channel::{Channel, Received};
+use cofferdam_cell::protocol::{
+    CallId, Event, Exec, KillCause, Request, Status, Stdio, Target, ToolboxReply, ToolboxRequest,
+};
+use cofferdam_files::call::Answer;
+use cofferdam_files::{Files, Gone, Reply};
 use cofferdam_spec::{Enforcement, Engine, Level, NetworkMode};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
 
@@ -22,7 +28,7 @@ use crate::link::{Ends, Port};
 /// Holds a fake cell; it lives until [`FakeCell::die`].
 pub(crate) struct FakeCell {
     socket: OwnedFd,
-    _toolbox: OwnedFd,
+    toolbox: OwnedFd,
     trees: Arc<Mutex<HashMap<CallId, Tree>>>,
 }
 
@@ -33,6 +39,7 @@ impl FakeCell {
             let _ = killpg(tree.group, Signal::SIGKILL);
         }
         rustix::net::shutdown(&self.socket, Shutdown::Both).unwrap();
+        rustix::net::shutdown(&self.toolbox, Shutdown::Both).unwrap();
     }
 }
 
@@ -55,11 +62,13 @@ fn nonblocking(fd: &impl AsFd) {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).unwrap();
 }
 
-/// A running fake, and what the daemon gets of it.
-pub(crate) fn launch() -> (FakeCell, Port) {
+/// A running fake whose programs have this home directory, and what the daemon gets of it.
+pub(crate) fn launch(home: PathBuf) -> (FakeCell, Port) {
     let (init, init_end) = pair();
     let (toolbox, toolbox_end) = pair();
     let socket = init_end.try_clone().unwrap();
+    let toolbox_socket = toolbox_end.try_clone().unwrap();
+    thread::spawn(move || serve_files(&Channel::new(toolbox_end), home));
     let trees = Arc::new(Mutex::new(HashMap::new()));
     let init_trees = Arc::clone(&trees);
     thread::spawn(move || serve(&Arc::new(Channel::new(init_end)), &init_trees));
@@ -74,11 +83,40 @@ pub(crate) fn launch() -> (FakeCell, Port) {
         not_enforced: Vec::new(),
     };
     let ends = Ends::Pair { init: Channel::new(init), toolbox: Channel::new(toolbox) };
-    (FakeCell { socket, _toolbox: toolbox_end, trees }, Port { ends, enforcement })
+    (FakeCell { socket, toolbox: toolbox_socket, trees }, Port { ends, enforcement })
 }
 
 type Init = Channel<Event, Request>;
 type Trees = Mutex<HashMap<CallId, Tree>>;
+
+/// The toolbox: the real file tools, over the files of the test.
+fn serve_files(channel: &Channel<ToolboxReply, ToolboxRequest>, home: PathBuf) {
+    let files = Arc::new(Files::new(home));
+    while let Ok(Some(Received { message, descriptors })) = channel.receive() {
+        let ToolboxRequest::Call(call) = message else { continue };
+        let files = Arc::clone(&files);
+        thread::spawn(move || {
+            let mut descriptors = descriptors.into_iter();
+            let reply = CallReply(Channel::new(descriptors.next().unwrap()));
+            files.serve(*call, descriptors.next(), &reply);
+        });
+    }
+}
+
+struct CallReply(Channel<Answer, ()>);
+
+impl Reply for CallReply {
+    fn send(&self, answer: Answer, descriptor: Option<OwnedFd>) -> Result<(), Gone> {
+        let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+        self.0.send(&answer, &descriptors).map_err(|_| Gone)
+    }
+
+    fn is_wanted(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [PollFd::new(&self.0, PollFlags::empty())];
+        matches!(rustix::io::retry_on_intr(|| poll(&mut ready, Some(&now))), Ok(0))
+    }
+}
 
 fn serve(channel: &Arc<Init>, trees: &Arc<Trees>) {
     while let Ok(Some(received)) = channel.receive() {

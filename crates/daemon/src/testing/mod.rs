@@ -5,17 +5,23 @@ mod calls;
 mod endings;
 mod fake;
 mod faults;
+mod files;
+mod stamps;
+mod tools;
+mod watches;
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cofferdam_cell::LaunchError;
 use cofferdam_proto::v1;
+use cofferdam_proto::v1::filesystem_service_client::FilesystemServiceClient;
 use cofferdam_proto::v1::process_event::Event;
 use cofferdam_proto::v1::process_service_client::ProcessServiceClient;
+use cofferdam_proto::v1::stamp_service_client::StampServiceClient;
 use cofferdam_proto::v1::workspace_service_client::WorkspaceServiceClient;
 use cofferdam_sandbox::{CellIds, Plan};
 use cofferdam_spec::{HostImage, Policy};
@@ -41,6 +47,8 @@ struct TestDaemon {
     running: JoinHandle<Result<(), RunError>>,
     processes: ProcessServiceClient<Channel>,
     workspace: WorkspaceServiceClient<Channel>,
+    files: FilesystemServiceClient<Channel>,
+    stamps: StampServiceClient<Channel>,
 }
 
 /// What the fake launcher has done, and does next.
@@ -68,7 +76,10 @@ impl TestDaemon {
         change(&mut config);
         let cells = Arc::new(Mutex::new(Cells::default()));
         let launcher = Arc::clone(&cells);
-        let daemon = Daemon::with_launch(config, Box::new(move || launch(&launcher))).unwrap();
+        let home = directory.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let launch = Box::new(move || launch(&launcher, &home));
+        let daemon = Daemon::with_launch(config, launch).unwrap();
         let socket = directory.path().join("socket");
         let listener = UnixListener::bind(&socket).unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -77,8 +88,13 @@ impl TestDaemon {
         }));
         let channel = connect(socket).await;
         let processes = ProcessServiceClient::new(channel.clone());
-        let workspace = WorkspaceServiceClient::new(channel);
-        Self { directory, cells, stop: Some(stop), running, processes, workspace }
+        let workspace = WorkspaceServiceClient::new(channel.clone());
+        let files = FilesystemServiceClient::new(channel.clone())
+            .max_decoding_message_size(1024 * 1024)
+            .max_encoding_message_size(64 * 1024 * 1024);
+        let stamps = StampServiceClient::new(channel);
+        let stop = Some(stop);
+        Self { directory, cells, stop, running, processes, workspace, files, stamps }
     }
 
     /// A second connection.
@@ -103,13 +119,13 @@ impl TestDaemon {
     }
 }
 
-fn launch(cells: &Mutex<Cells>) -> Result<Port, LaunchError> {
+fn launch(cells: &Mutex<Cells>, home: &Path) -> Result<Port, LaunchError> {
     let mut cells = cells.lock().unwrap();
     if cells.fail {
         return Err(LaunchError::Spawn(std::io::Error::other("told to fail")));
     }
     cells.launched += 1;
-    let (cell, port) = fake::launch();
+    let (cell, port) = fake::launch(home.to_owned());
     cells.current = Some(cell);
     Ok(port)
 }
