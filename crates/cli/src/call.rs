@@ -1,4 +1,5 @@
-//! `cofferdam call`: one tool call, as a model would make it. And the page that describes the tools.
+//! `cofferdam call`: one tool call, as a model would make it. And the page that describes the
+//! tools.
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;

@@ -1,7 +1,9 @@
 //! The tools that a model calls, exactly as it sees them: JSON in, JSON out.
 //!
-//! A thin shell over processes and files. Each tool has a file: its description, its fields, and how
-//! an answer is told. [`schema`] checks inputs against the same table that a model is told, [`errors`]
+//! A thin shell over processes and files. Each tool has a file: its description, its fields, and
+//! how
+//! an answer is told. [`schema`] checks inputs against the same table that a model is told,
+//! [`errors`]
 //! has every sentence about a failure, [`text`] keeps results within a budget.
 
 mod bash;
@@ -207,7 +209,8 @@ mod tests {
     fn an_unknown_tool_is_told_which_there_are() {
         assert_eq!(
             unknown("nosuch").message,
-            "Invalid input for tool \"nosuch\": there is no such tool; the tools are bash, read_file, write_file, edit_file, glob, grep."
+            "Invalid input for tool \"nosuch\": there is no such tool; the tools are bash, \
+            read_file, write_file, edit_file, glob, grep."
         );
         assert!(unknown(&"é".repeat(10_000)).message.len() < 300);
     }

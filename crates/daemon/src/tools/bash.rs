@@ -2,7 +2,8 @@
 //!
 //! The command runs as every process of the cell does, with its output in the daemon's logs. Only
 //! when something has to be read later does a job directory appear in the cell: for output that the
-//! answer leaves out, for a command that goes on in the background, and for one that is too long for
+//! answer leaves out, for a command that goes on in the background, and for one that is too long
+//! for
 //! an argument. Its files are written by the toolbox, out of the reach of `kill -9 -1`, and whole:
 //! a directory that a command removed comes back, and a full disk costs only the last state.
 
@@ -63,12 +64,15 @@ const STREAMS: [&str; 2] = ["stdout", "stderr"];
 /// The tool.
 pub(crate) static DEFINITION: Definition = Definition {
     name: "bash",
-    about: "Runs a command with bash in /workspace. Each call is a fresh shell: directory, variables \
-            and options do not persist, files and processes do. Standard input is empty and there is \
+    about: "Runs a command with bash in /workspace. Each call is a fresh shell: directory, \
+    variables \
+            and options do not persist, files and processes do. Standard input is empty and there \
+            is \
             no terminal. exitCode is bash's own, and not 0 is no error of the tool. Without \
             timeoutSeconds a command that takes longer than 30 seconds goes on in the background: \
             status is then running, and message says how to follow and how to stop it. A process \
-            that the command leaves in the background (server &) goes on too; redirect its output to \
+            that the command leaves in the background (server &) goes on too; redirect its output \
+            to \
             a file. Of stdout and stderr each, at most 51200 bytes and 2000 lines are shown, start \
             and end; a line between says which file has all of it.",
     read_only: false,
@@ -639,7 +643,8 @@ mod tests {
         let error = no_outcome(&exit, Output::default());
         assert_eq!(
             error.message,
-            "The command could not be started: fork failed: Resource temporarily unavailable (os error 11)."
+            "The command could not be started: fork failed: Resource temporarily unavailable (os \
+            error 11)."
         );
     }
 }

@@ -15,7 +15,8 @@ pub(crate) static DEFINITION: Definition = Definition {
     name: "edit_file",
     about: "Replaces an exact text in a file of the workspace by another. The file must have been \
             read with read_file, any part of it, and not have changed since. oldString is compared \
-            byte by byte, without the line numbers that read_file shows, and must stand in the file \
+            byte by byte, without the line numbers that read_file shows, and must stand in the \
+            file \
             exactly once, unless replaceAll is set. The change is atomic.",
     read_only: false,
     fields: &[

@@ -1,4 +1,5 @@
-//! What a model is told when a tool refused or failed. Models and tests know some of these sentences
+//! What a model is told when a tool refused or failed. Models and tests know some of these
+//! sentences
 //! by heart, so they are exact.
 
 use cofferdam_files::call::{Encoding, Fault as FileFault, FaultKind};
@@ -453,12 +454,14 @@ mod tests {
             (
                 said(read, FaultKind::NotFound),
                 "NOT_FOUND",
-                "File not found: /workspace/f. Verify the path exists and is accessible in the sandbox.",
+                "File not found: /workspace/f. Verify the path exists and is accessible in the \
+                sandbox.",
             ),
             (
                 said(read, FaultKind::Binary),
                 "BINARY_FILE",
-                "File \"/workspace/f\" appears to be a binary file. read_file only supports text files, PNG, JPEG, GIF, or WebP images, and PDFs.",
+                "File \"/workspace/f\" appears to be a binary file. read_file only supports text \
+                files, PNG, JPEG, GIF, or WebP images, and PDFs.",
             ),
             (
                 said(read, FaultKind::PastEnd { total_lines: 3 }),
@@ -468,7 +471,8 @@ mod tests {
             (
                 said(read, FaultKind::PastEnd { total_lines: 0 }),
                 "OFFSET_PAST_END",
-                "offset 100 is past the end of the file (0 lines). Use the default offset to read an empty file.",
+                "offset 100 is past the end of the file (0 lines). Use the default offset to read \
+                an empty file.",
             ),
             (
                 said(read, FaultKind::NotRegular(FileKind::Fifo)),
@@ -483,11 +487,13 @@ mod tests {
         let table = [
             (
                 FileError::NotRead { path: path() },
-                "You must read file /workspace/f before overwriting it. Use the read_file tool first.",
+                "You must read file /workspace/f before overwriting it. Use the read_file tool \
+                first.",
             ),
             (
                 FileError::Stale { path: path(), current: Some(stamp) },
-                "File /workspace/f has been modified since it was last read. Please read the file again before modifying it.",
+                "File /workspace/f has been modified since it was last read. Please read the file \
+                again before modifying it.",
             ),
             (
                 FileError::PartlyRead {
@@ -495,7 +501,8 @@ mod tests {
                     shown: vec![LineRange { first: 1, last: 10 }],
                     total_lines: 3000,
                 },
-                "You have read only lines 1-10 of 3000 of file /workspace/f. Read the rest before overwriting it, or use edit_file.",
+                "You have read only lines 1-10 of 3000 of file /workspace/f. Read the rest before \
+                overwriting it, or use edit_file.",
             ),
         ];
         for (error, expected) in table {

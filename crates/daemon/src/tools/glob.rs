@@ -20,18 +20,23 @@ const LIMIT_MAX: u64 = 1000;
 /// The tool.
 pub(crate) static DEFINITION: Definition = Definition {
     name: "glob",
-    about: "Finds files of the workspace by name, in the order of their paths, hidden ones too. * and \
+    about: "Finds files of the workspace by name, in the order of their paths, hidden ones too. * \
+    and \
             ? stay within a component, ** crosses them, [..] and {..,..} as usual, \\ quotes; a \
             pattern that is exactly the path of a file finds it. Letter case counts. Patterns are \
             compared with paths from path on: start with **/ to find a name at any depth. What \
-            ignore files (.gitignore) exclude and .git are left out, unless path or the pattern names \
-            them; skipped counts what was left out. Results are absolute paths, one a line; one with \
-            control characters or not in UTF-8 is shown with \\n and \\xNN and doubled backslashes.",
+            ignore files (.gitignore) exclude and .git are left out, unless path or the pattern \
+            names \
+            them; skipped counts what was left out. Results are absolute paths, one a line; one \
+            with \
+            control characters or not in UTF-8 is shown with \\n and \\xNN and doubled \
+            backslashes.",
     read_only: true,
     fields: &[
         Field {
             name: "pattern",
-            about: "The pattern, for example **/*.rs or src/*.{ts,tsx}; an absolute one is taken as \
+            about: "The pattern, for example **/*.rs or src/*.{ts,tsx}; an absolute one is taken \
+            as \
                     it is.",
             kind: Kind::NonEmptyText,
             required: true,
@@ -174,7 +179,8 @@ mod tests {
         let shown = shown(&cut);
         assert_eq!(
             shown["content"],
-            "/a\n\n(Results truncated: showing first 1 results out of more. Use a more specific path or pattern to narrow results.)"
+            "/a\n\n(Results truncated: showing first 1 results out of more. Use a more specific \
+            path or pattern to narrow results.)"
         );
         assert_eq!((&shown["count"], &shown["truncated"]), (&json!(1), &json!(true)));
     }

@@ -28,7 +28,8 @@ pub(crate) static DEFINITION: Definition = Definition {
             back-references. Matches are shown as PATH:LINE:TEXT, lines around them as \
             PATH-LINE-TEXT, blocks with -- between; a line above 2000 characters is cut around its \
             match. What ignore files (.gitignore) exclude and .git are left out, unless path names \
-            them; skipped counts what was left out. At most 51200 bytes are shown. It does not count \
+            them; skipped counts what was left out. At most 51200 bytes are shown. It does not \
+            count \
             as reading a file.",
     read_only: true,
     fields: &[
@@ -84,7 +85,8 @@ pub(crate) static DEFINITION: Definition = Definition {
         },
         Field {
             name: "mode",
-            about: "What to show: matching lines (content), paths of files with a match (files), or \
+            about: "What to show: matching lines (content), paths of files with a match (files), \
+            or \
                     PATH:COUNT of matching lines (count). Default content.",
             kind: Kind::Choice(&["content", "files", "count"]),
             required: false,
@@ -349,7 +351,8 @@ mod tests {
             serde_json::from_str(&page.render("/workspace", 7, true, &account)).unwrap();
         assert_eq!(
             shown["content"],
-            "/a:1:x\n\n[Match limit reached (7). Use a larger limit or more specific pattern. Output truncated due to size. Use a more specific path or pattern.]"
+            "/a:1:x\n\n[Match limit reached (7). Use a larger limit or more specific pattern. \
+            Output truncated due to size. Use a more specific path or pattern.]"
         );
         assert_eq!(shown["truncated"], true);
     }
@@ -363,7 +366,8 @@ mod tests {
         let shown = shown(page);
         assert_eq!(
             shown["note"],
-            "1 file with bytes that are not UTF-8, shown as U+FFFD: /l. 2 files with NUL bytes, searched only up to the first of them: /z.c, /y.c."
+            "1 file with bytes that are not UTF-8, shown as U+FFFD: /l. 2 files with NUL bytes, \
+            searched only up to the first of them: /z.c, /y.c."
         );
         assert_eq!(shown["matchCount"], 2);
     }

@@ -30,7 +30,8 @@ impl Held {
         Ok(Self { bytes, gap })
     }
 
-    /// The content of a file that holds it: the bytes as they are, with a line where some are missing.
+    /// The content of a file that holds it: the bytes as they are, with a line where some are
+    /// missing.
     pub(crate) fn into_file(self) -> Bytes {
         let Some((at, missing)) = self.gap else { return self.bytes };
         let line = gap_line(missing);
@@ -78,7 +79,8 @@ impl Held {
 /// Marks where bytes are missing.
 fn gap_line(missing: u64) -> String {
     format!(
-        "\n[{missing} bytes are missing here: of each stream only the first 4 MiB and the last 12 MiB are kept]\n"
+        "\n[{missing} bytes are missing here: of each stream only the first 4 MiB and the last 12 \
+        MiB are kept]\n"
     )
 }
 
@@ -111,7 +113,8 @@ impl Rendered {
             Err(reason) => format!("the rest could not be kept: {reason}"),
         };
         let marker = format!(
-            "[{stream} truncated: showing first {first} and last {last} of {at_least}{total} lines; {rest}]\n"
+            "[{stream} truncated: showing first {first} and last {last} of {at_least}{total} \
+            lines; {rest}]\n"
         );
         let head = &self.text[..head_end];
         let tail = &self.text[tail_start..];
@@ -173,14 +176,16 @@ mod tests {
         let rendered = held(&[b'x'; 60_000]).render("stdout");
         let shown = rendered.finish(Err("no space left"));
         assert!(shown.contains(
-            "\n[stdout truncated: showing first 1 and last 1 of 1 lines; the rest could not be kept: no space left]\n"
+            "\n[stdout truncated: showing first 1 and last 1 of 1 lines; the rest could not be \
+            kept: no space left]\n"
         ));
     }
 
     #[test]
     fn a_gap_is_marked_in_text_and_file() {
         let gapped = Held { bytes: Bytes::from_static(b"headtail"), gap: Some((4, 9)) };
-        let line = "\n[9 bytes are missing here: of each stream only the first 4 MiB and the last 12 MiB are kept]\n";
+        let line = "\n[9 bytes are missing here: of each stream only the first 4 MiB and the last \
+        12 MiB are kept]\n";
         assert_eq!(gapped.clone().into_file(), format!("head{line}tail"));
         let rendered = gapped.render("stdout");
         assert!(rendered.is_truncated());

@@ -10,7 +10,8 @@ const HOME: &str = "/home/agent";
 /// Where tools look without a path.
 pub(crate) const WORKSPACE: &str = "/workspace";
 
-/// An absolute path of the cell. What lies behind it is the kernel's to say: nothing else is changed.
+/// An absolute path of the cell. What lies behind it is the kernel's to say: nothing else is
+/// changed.
 pub(crate) fn absolute(field: &str, given: &str) -> Result<String, ToolError> {
     if given.len() > PATH_BYTES_MAX {
         return Err(ToolError::new(
@@ -74,7 +75,8 @@ mod tests {
             assert_eq!(
                 error.message,
                 format!(
-                    "filePath must be an absolute path. Received: \"{given}\". Use an absolute path such as /workspace/foo.ts or a path beginning with $HOME/."
+                    "filePath must be an absolute path. Received: \"{given}\". Use an absolute \
+                    path such as /workspace/foo.ts or a path beginning with $HOME/."
                 )
             );
         }

@@ -23,10 +23,13 @@ const PDF_BYTES_MAX: u64 = 20 * 1024 * 1024;
 pub(crate) static DEFINITION: Definition = Definition {
     name: "read_file",
     about: "Reads a text file of the workspace. Each line is shown as its number, a colon, a blank \
-            and the exact text of the line; only \\n ends a line. At most 2000 lines and 51200 bytes \
-            are shown at once, and 2000 characters of a line; nextOffset says where to go on. Reading \
+            and the exact text of the line; only \\n ends a line. At most 2000 lines and 51200 \
+            bytes \
+            are shown at once, and 2000 characters of a line; nextOffset says where to go on. \
+            Reading \
             a file is what allows to overwrite it: write_file needs all lines to have been read, \
-            edit_file any part. Of PNG, JPEG, GIF and WebP images and of PDFs the type and the size \
+            edit_file any part. Of PNG, JPEG, GIF and WebP images and of PDFs the type and the \
+            size \
             are told. Other binary files are refused.",
     read_only: true,
     fields: &[

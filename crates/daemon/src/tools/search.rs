@@ -157,7 +157,8 @@ mod tests {
         let account = Account { ignored: 2, unreadable: 1, special: 5, ..Account::default() };
         assert_eq!(
             Skipped::from(&account).sentence().unwrap(),
-            "Not searched: 2 excluded by ignore files, 1 unreadable. A path that names such a file or directory searches it."
+            "Not searched: 2 excluded by ignore files, 1 unreadable. A path that names such a \
+            file or directory searches it."
         );
         assert_eq!(Skipped::from(&Account::default()).sentence(), None);
     }

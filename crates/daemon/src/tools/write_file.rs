@@ -17,9 +17,12 @@ const MODE: u32 = 0o644;
 /// The tool.
 pub(crate) static DEFINITION: Definition = Definition {
     name: "write_file",
-    about: "Writes a whole file of the workspace, exactly as given; missing directories are made. A \
-            new file needs nothing. An existing file is overwritten only when all its lines have been \
-            read with read_file and it has not changed since, so that nothing unseen is lost; one's \
+    about: "Writes a whole file of the workspace, exactly as given; missing directories are made. \
+    A \
+            new file needs nothing. An existing file is overwritten only when all its lines have \
+            been \
+            read with read_file and it has not changed since, so that nothing unseen is lost; \
+            one's \
             own writes count as read. Symbolic links are followed and stay. The change is atomic.",
     read_only: false,
     fields: &[
