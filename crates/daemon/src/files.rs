@@ -239,8 +239,8 @@ pub(crate) enum FileError {
         /// Lines of the file.
         total_lines: u64,
     },
-    /// The session has seen it as a text that does not say what its bytes are, so that to write that
-    /// text back would change more than was meant.
+    /// The session has seen it as a text that does not say what its bytes are, so that to write
+    /// that text back would change more than was meant.
     NotText {
         /// Its path.
         path: String,

@@ -1,9 +1,9 @@
 //! What each session has seen of which file, and what that gives it the right to do.
 //!
-//! A stamp is held per session and canonical path, with the lines that were shown while the file had
-//! that content. Nothing here reads a file or a clock: callers say what happened and when. The
-//! invariant: [`Right::Whole`] is answered only for a content whose every line the session was shown,
-//! or that it wrote itself.
+//! A stamp is held per session and canonical path, with the lines that were shown while the file
+//! had that content. Nothing here reads a file or a clock: callers say what happened and when. The
+//! invariant: [`Right::Whole`] is answered only for a content whose every line the session was
+//! shown, or that it wrote itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -581,7 +581,8 @@ fn join(before: Seen, now: Seen) -> Seen {
     }
 }
 
-/// Whether `path` is `prefix`, or lies below it, by components; everything lies below the empty one.
+/// Whether `path` is `prefix`, or lies below it, by components; everything lies below the empty
+/// one.
 fn is_below(path: &str, prefix: &str) -> bool {
     match path.strip_prefix(prefix) {
         Some(rest) => {

@@ -40,8 +40,8 @@ const LINES_DEFAULT: u64 = 2000;
 /// Bytes of a ReadText's lines, so that the response stays below its limit.
 const TEXT_BYTES_MAX: u64 = 768 * 1024;
 
-/// Longest line of a ReadText, in UTF-16 units: in UTF-8 it takes at most three times as many bytes,
-/// which is what one response has room for.
+/// Longest line of a ReadText, in UTF-16 units: in UTF-8 it takes at most three times as many
+/// bytes, which is what one response has room for.
 const LINE_CHARS_MAX: u64 = 256 * 1024;
 
 /// Longest line of a Grep.

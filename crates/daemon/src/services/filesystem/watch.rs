@@ -153,8 +153,8 @@ impl Watches {
         slots.by_id.values().filter_map(|slot| lock(slot).parked_until).min()
     }
 
-    /// The stream of a watch: of the one that `token` names, when that can be gone on with, and of a
-    /// new one otherwise.
+    /// The stream of a watch: of the one that `token` names, when that can be gone on with, and of
+    /// a new one otherwise.
     pub(super) async fn watch(
         &self,
         files: &Files,

@@ -147,8 +147,8 @@ pub(super) fn grep_mode(value: i32) -> Option<GrepMode> {
     }
 }
 
-/// Lines of one file, in parts that fit into a message. Each part says how many matches there are up
-/// to its end, and the last one what is true of the whole.
+/// Lines of one file, in parts that fit into a message. Each part says how many matches there are
+/// up to its end, and the last one what is true of the whole.
 pub(super) fn matches(found: FileMatches) -> Vec<v1::GrepFile> {
     let path = shown(&found.path);
     let mut left = found.lines.iter().filter(|line| line.matched).count() as u64;
