@@ -40,7 +40,7 @@ use crate::stdio::Streams;
 use crate::supervision::{Report, ShimId, What};
 use crate::tree::{Process, Table, signal};
 
-use shims::{IDLE_SESSIONS_MAX, IDLE_SHIMS_KEPT, Session, Shim, UNNAMED};
+use shims::{IDLE_SESSIONS_MAX, IDLE_SHIMS_KEPT, SESSIONS_MAX, Session, Shim, UNNAMED};
 
 /// How often surplus shims are let go.
 const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
@@ -202,6 +202,9 @@ impl Init {
             }
         };
         let session = exec.session.clone();
+        if self.sessions.len() >= SESSIONS_MAX && !self.sessions.contains_key(&session) {
+            self.retire();
+        }
         self.adopt(&session);
         self.calls.insert(call, Call::new(exec, streams, Instant::now()));
         self.session(&session).waiting.push_back(call);

@@ -135,7 +135,8 @@ pub(crate) fn resolve(path: &str, last: Last) -> Result<Place, Fault> {
     Walk::start(path)?.run(last, &mut |_, _| Err(Errno::NOENT))
 }
 
-/// As [`resolve`]; directories that are missing are made with mode 0755.
+/// As [`resolve`]; directories that are missing are made with mode 0755, where the path itself names
+/// them. What a symlink names is not made: one that leads to nothing was not made to be filled.
 pub(crate) fn resolve_making_parents(path: &str, last: Last) -> Result<Place, Fault> {
     Walk::start(path)?.run(last, &mut |directory, name| {
         match rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)) {
@@ -155,6 +156,8 @@ struct Walk {
     open: Vec<(OwnedFd, Vec<u8>)>,
     /// Components to come.
     ahead: VecDeque<Vec<u8>>,
+    /// How many of those, at most, a symlink said.
+    said: usize,
     links: usize,
 }
 
@@ -166,11 +169,18 @@ impl Walk {
         if path.len() > PATH_BYTES_MAX {
             return Err(kernel("resolve", Errno::NAMETOOLONG));
         }
-        Ok(Self { open: vec![(root()?, Vec::new())], ahead: split(path.as_bytes()), links: 0 })
+        Ok(Self {
+            open: vec![(root()?, Vec::new())],
+            ahead: split(path.as_bytes()),
+            said: 0,
+            links: 0,
+        })
     }
 
     fn run(mut self, last: Last, make: &mut Make<'_>) -> Result<Place, Fault> {
         while let Some(name) = self.ahead.pop_front() {
+            let is_said = self.said > 0;
+            self.said = self.said.saturating_sub(1);
             match name.as_slice() {
                 b"." if !self.ahead.is_empty() => continue,
                 b"." => return Ok(self.here()),
@@ -202,6 +212,7 @@ impl Walk {
                 Err(Errno::INVAL) => {}
                 Err(Errno::NOENT) if is_last => return Ok(self.at(name, false)),
                 Err(Errno::NOENT) if must_be_directory => return Ok(self.at(name, true)),
+                Err(Errno::NOENT) if is_said => return Err(kernel("resolve", Errno::NOENT)),
                 Err(Errno::NOENT) => make(directory, text).map_err(at("mkdir"))?,
                 Err(errno) => return Err(kernel("resolve", errno)),
             }
@@ -214,6 +225,7 @@ impl Walk {
                 Err(Errno::LOOP) => {
                     self.count_link()?;
                     self.ahead.push_front(name);
+                    self.said += usize::from(is_said);
                     continue;
                 }
                 Err(Errno::NOTDIR) if must_be_directory => return Ok(self.at(name, true)),
@@ -236,6 +248,7 @@ impl Walk {
         }
         for component in split(target).into_iter().rev() {
             self.ahead.push_front(component);
+            self.said += 1;
         }
         let length: usize = self.ahead.iter().map(|component| component.len() + 1).sum();
         if length > 2 * PATH_BYTES_MAX {
@@ -377,6 +390,17 @@ mod tests {
         let place = resolve_making_parents(text(&path), Last::Follow).unwrap();
         assert_eq!(place.name, b"z.txt");
         assert!(root.join("x/y").is_dir() && !path.exists());
+        // Not what a symlink names, but what lies below a directory that it leads to.
+        symlink("nowhere/deep", root.join("dangling")).unwrap();
+        symlink("x/y", root.join("good")).unwrap();
+        let below = |name: &str| root.join(name).to_str().unwrap().to_owned();
+        for lost in ["dangling/a/b.txt", "dangling/b.txt"] {
+            let refused = resolve_making_parents(&below(lost), Last::Follow).unwrap_err();
+            assert_eq!(refused.kind, FaultKind::NotFound, "{lost}");
+        }
+        assert!(!root.join("nowhere").exists());
+        let place = resolve_making_parents(&below("good/new/b.txt"), Last::Follow).unwrap();
+        assert_eq!(place.canonical_text().unwrap(), below("x/y/new/b.txt"));
     }
 
     #[test]

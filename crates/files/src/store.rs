@@ -205,8 +205,17 @@ impl Store {
         match rustix::fs::renameat_with(directory, temporary, &conflicts, &kept, flags) {
             Ok(()) => Ok(self.path_of(&kept)),
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {
-                let source = open_regular_below(directory, temporary).map_err(&failed)?;
-                let kept = self.keep_copy(source.as_fd(), name)?;
+                // A symlink is what it says.
+                let kept = match rustix::fs::readlinkat(directory, temporary, Vec::new()) {
+                    Ok(target) => {
+                        rustix::fs::symlinkat(target, &conflicts, &kept).map_err(&failed)?;
+                        self.path_of(&kept)
+                    }
+                    Err(_) => {
+                        let source = open_regular_below(directory, temporary).map_err(&failed)?;
+                        self.keep_copy(source.as_fd(), name)?
+                    }
+                };
                 rustix::fs::unlinkat(directory, temporary, AtFlags::empty()).map_err(&failed)?;
                 Ok(kept)
             }

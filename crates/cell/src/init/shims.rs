@@ -21,6 +21,9 @@ const IDLE_SHIMS_MIN: usize = 2;
 pub(super) const IDLE_SHIMS_KEPT: usize = 4;
 /// Sessions whose keeper stays without a call; above it the longest unused goes.
 pub(super) const IDLE_SESSIONS_MAX: usize = 16;
+/// Sessions at which those above [`IDLE_SESSIONS_MAX`] go at once, before another one is begun:
+/// each has at least three processes, and a flood of sessions must not use up those of the cell.
+pub(super) const SESSIONS_MAX: usize = 64;
 
 /// A session: its keeper and its idle shims.
 #[derive(Debug, Default)]
