@@ -81,8 +81,8 @@ fn tail_start(text: &str, head_end: usize) -> usize {
         let next = bytes[room..inner].iter().position(|byte| *byte == b'\n');
         let next = next.map(|index| room + index + 1);
         let line_end = next.unwrap_or(text.len());
-        let line_is_long =
-            !bytes[line_end.saturating_sub(TAIL_BYTES)..line_end - 1].contains(&b'\n');
+        let window = line_end.checked_sub(TAIL_BYTES).map(|from| &bytes[from..line_end - 1]);
+        let line_is_long = window.is_some_and(|window| !window.contains(&b'\n'));
         start = match next {
             Some(next) if !line_is_long => next,
             _ => room,
