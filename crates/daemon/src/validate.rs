@@ -63,6 +63,17 @@ impl Checker {
         self.problems.push(violation(field, reason));
     }
 
+    /// Checks the fields of a message in `field`: what is wrong with them is named `field.…`.
+    pub(crate) fn inside<T>(&mut self, field: &str, check: impl FnOnce(&mut Self) -> T) -> T {
+        let mut inner = Self::default();
+        let checked = check(&mut inner);
+        self.problems.extend(inner.problems.into_iter().map(|problem| FieldViolation {
+            field: format!("{field}.{}", problem.field),
+            ..problem
+        }));
+        checked
+    }
+
     /// The checked value, unless anything was wrong.
     pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, Fault> {
         match value {

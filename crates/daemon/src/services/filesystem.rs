@@ -100,10 +100,14 @@ fn target(checker: &mut Checker, target: Option<&v1::WriteTarget>) -> Option<Tar
         checker.refuse("target", "is missing");
         return None;
     };
-    let caller = checker.caller(&target.session, &target.request_id);
-    let path = checker.path("path", &target.path);
-    let expected = checker.expected(target.expected.as_ref());
-    let mode = checker.mode(target.mode, FILE_MODE);
+    let (caller, path, expected, mode) = checker.inside("target", |checker| {
+        (
+            checker.caller(&target.session, &target.request_id),
+            checker.path("path", &target.path),
+            checker.expected(target.expected.as_ref()),
+            checker.mode(target.mode, FILE_MODE),
+        )
+    });
     let write = WriteFile {
         path: path?,
         content: WriteContent::Bytes(bytes::Bytes::new()),

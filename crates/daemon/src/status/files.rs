@@ -205,6 +205,14 @@ fn of_fault(mut about: About, fault: Fault) -> Status {
             let reason = shortened(&reason, REASON_BYTES_SHOWN);
             about.request(Code::InvalidArgument, "BAD_PATTERN", "pattern", &reason)
         }
+        FaultKind::Other if fault.errno == rustix::io::Errno::XDEV.raw_os_error() => about
+            .precondition(
+                "OTHER_FILE_SYSTEM",
+                "lies on another file system; copy it and remove it",
+            ),
+        FaultKind::Other if fault.errno == rustix::io::Errno::AGAIN.raw_os_error() => {
+            about.precondition("LEASED", "is leased by a program, which must give it back first")
+        }
         FaultKind::Other => {
             let cause = match fault.errno {
                 0 => String::new(),
