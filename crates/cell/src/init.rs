@@ -40,7 +40,7 @@ use crate::stdio::Streams;
 use crate::supervision::{Report, ShimId, What};
 use crate::tree::{Process, Table, signal};
 
-use shims::{IDLE_SESSIONS_MAX, IDLE_SHIMS_KEPT, SESSIONS_MAX, Session, Shim, UNNAMED};
+use shims::{IDLE_SHIMS_KEPT, SESSIONS_MAX, Session, Shim, UNNAMED};
 
 /// How often surplus shims are let go.
 const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
@@ -416,8 +416,7 @@ impl Init {
         let calls = self.calls.values().filter_map(|call| call.next_event(now, KILL_INTERVAL));
         let strays = (self.strays_may_exist || self.send_later).then(|| now + KILL_INTERVAL);
         let surplus = |session: &Session| session.idle.len() > IDLE_SHIMS_KEPT;
-        let surplus =
-            self.sessions.values().any(surplus) || self.sessions.len() > IDLE_SESSIONS_MAX;
+        let surplus = self.sessions.values().any(surplus) || self.sessions.len() > 1;
         let retire = surplus.then_some(self.retire_at.max(now));
         let next = calls.chain(strays).chain(retire).min()?;
         let wait = next.saturating_duration_since(now);

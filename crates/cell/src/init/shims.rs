@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use cofferdam_sys::{Kinship, fork};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -20,7 +21,10 @@ const IDLE_SHIMS_MIN: usize = 2;
 /// Idle shims of a session above which some are let go.
 pub(super) const IDLE_SHIMS_KEPT: usize = 4;
 /// Sessions whose keeper stays without a call; above it the longest unused goes.
-pub(super) const IDLE_SESSIONS_MAX: usize = 16;
+const IDLE_SESSIONS_MAX: usize = 16;
+/// How long a session without a call keeps its keeper and shims, unless it is the one that was used
+/// last. Making them anew costs a call about a millisecond.
+const IDLE_SESSION_TIME: Duration = Duration::from_secs(5);
 /// Sessions at which those above [`IDLE_SESSIONS_MAX`] go at once, before another one is begun:
 /// each has at least three processes, and a flood of sessions must not use up those of the cell.
 pub(super) const SESSIONS_MAX: usize = 64;
@@ -39,6 +43,8 @@ pub(super) struct Session {
     /// Keepers that died in a row without having forked a shim.
     pub(super) keeper_deaths: u32,
     pub(super) last_used: u64,
+    /// When that was.
+    pub(super) used_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -86,6 +92,7 @@ impl Init {
         let uses = self.uses;
         let session = self.sessions.entry(name.to_owned()).or_default();
         session.last_used = uses;
+        session.used_at = Some(Instant::now());
         session
     }
 
@@ -270,12 +277,19 @@ impl Init {
         for shim in surplus_shims {
             self.remove_shim(&shim);
         }
-        while self.sessions.len() > IDLE_SESSIONS_MAX {
+        while self.sessions.len() > 1 {
             let busy: HashSet<&str> = self.calls.values().map(Call::session).collect();
-            let unused = self.sessions.iter().filter(|(name, _)| !busy.contains(name.as_str()));
-            let Some((name, _)) = unused.min_by_key(|(_, session)| session.last_used) else {
+            let newest = self.sessions.values().map(|session| session.last_used).max();
+            let unused = self.sessions.iter().filter(|(name, session)| {
+                !busy.contains(name.as_str()) && Some(session.last_used) != newest
+            });
+            let Some((name, session)) = unused.min_by_key(|(_, session)| session.last_used) else {
                 return;
             };
+            let is_idle = session.used_at.is_none_or(|at| at.elapsed() >= IDLE_SESSION_TIME);
+            if !is_idle && self.sessions.len() <= IDLE_SESSIONS_MAX {
+                return;
+            }
             let name = name.clone();
             let before = self.sessions.len();
             self.forget_session(&name);
