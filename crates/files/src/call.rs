@@ -552,8 +552,7 @@ pub enum FaultKind {
 }
 
 /// Why a call failed. Nothing of it was done, except where [`FaultKind::Conflict`] says so.
-/// A removal of a directory may have removed a part. At step `fsync the directory` all of it was
-/// done, but may not outlast a loss of power.
+/// A removal of a directory may have removed a part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// What went wrong.

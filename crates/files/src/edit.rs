@@ -50,6 +50,7 @@ pub(crate) fn edit(files: &Files, call: &Edit, reply: &dyn Reply) -> Result<Answ
         let replaced = replace(&text, call)?;
         let replace = Replace {
             store: &files.store,
+            syncs: &files.syncs,
             steps: &files.steps,
             place: &place,
             canonical: &canonical,

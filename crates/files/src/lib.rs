@@ -24,6 +24,7 @@ mod serve;
 mod stamp;
 mod steps;
 mod store;
+mod syncs;
 #[cfg(test)]
 mod testing;
 mod text;

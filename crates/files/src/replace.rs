@@ -34,7 +34,8 @@ use crate::resolve::{Place, open_below};
 use crate::serve::{Gone, Reply};
 use crate::stamp::{Hash, Parts, hash_file, still_wanted};
 use crate::steps::{Step, Steps};
-use crate::store::{Intent, Note, Purpose, Store, sync_directory, temporary_name, write_all_at};
+use crate::store::{Intent, Note, Purpose, Store, open_for_sync, temporary_name, write_all_at};
+use crate::syncs::Syncs;
 use crate::text::count_lines;
 
 /// What a UTF-8 text may start with.
@@ -239,6 +240,7 @@ impl Reply for Patient {
 /// One replacement.
 pub(crate) struct Replace<'a> {
     pub(crate) store: &'a Store,
+    pub(crate) syncs: &'a Syncs,
     pub(crate) steps: &'a Steps,
     /// Where; no symlink, and not a place that only a directory can have.
     pub(crate) place: &'a Place,
@@ -379,7 +381,7 @@ impl Replace<'_> {
             Err(Errno::EXIST) => return Ok(Attempt::Overtaken(None)),
             Err(errno) => return Err(kernel("rename", errno)),
         }
-        self.sync_directory()?;
+        self.sync_directory();
         Ok(Attempt::Written(self.written(new, None, true)))
     }
 
@@ -417,7 +419,7 @@ impl Replace<'_> {
         {
             let removed = *quiet && temporary.remove(self.steps).is_ok();
             let mut kept = (!removed).then(|| self.keep(&temporary));
-            self.sync_directory()?;
+            self.sync_directory();
             if removed {
                 kept = self.keep_late(there);
             }
@@ -428,11 +430,11 @@ impl Replace<'_> {
         }
         let there = there.and_then(|(there, _)| there.stamp);
         if self.take_back(&temporary, new) {
-            self.sync_directory()?;
+            self.sync_directory();
             return Ok(Attempt::Overtaken(there));
         }
         let kept = self.keep(&temporary);
-        self.sync_directory()?;
+        self.sync_directory();
         Err(found(FaultKind::Conflict { kept }, "rename"))
     }
 
@@ -506,10 +508,14 @@ impl Replace<'_> {
         })
     }
 
-    fn sync_directory(&self) -> Result<(), Fault> {
-        let step = at("fsync the directory");
-        self.steps.before(Step::SyncDirectory).map_err(&step)?;
-        sync_directory(self.place).map_err(step)
+    /// The name is written through soon, see [`Syncs`]. That it cannot be is no reason to say that
+    /// the change failed: it is done.
+    fn sync_directory(&self) {
+        if let Some(directory) = open_for_sync(self.place)
+            && self.steps.before(Step::SyncDirectory).is_ok()
+        {
+            self.syncs.soon(directory);
+        }
     }
 
     /// The account of a write.

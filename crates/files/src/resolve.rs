@@ -115,6 +115,11 @@ pub(crate) fn kind_of(mode: RawMode) -> FileKind {
     }
 }
 
+/// Device and number of what is open.
+pub(crate) fn identity_of(file: impl AsFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
 /// Opens one component below a directory.
 pub(crate) fn open_below(
     directory: impl AsFd,

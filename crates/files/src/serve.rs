@@ -7,6 +7,7 @@ use crate::call::{Answer, FileCall};
 use crate::lock::Locks;
 use crate::steps::Steps;
 use crate::store::Store;
+use crate::syncs::Syncs;
 use crate::{change, edit, entry, read, recover, search, watch, write};
 
 /// Nobody waits for answers any more.
@@ -28,6 +29,8 @@ pub trait Reply: Sync {
 pub struct Files {
     /// `.cofferdam/` below the home directory, where what must not be lost is kept.
     pub(crate) store: Store,
+    /// Directories that wait to be written through.
+    pub(crate) syncs: Syncs,
     /// The files that are being changed.
     pub(crate) locks: Locks,
     /// Where tests step in.
@@ -37,7 +40,12 @@ pub struct Files {
 impl Files {
     /// The tools, for programs whose home directory is `home`.
     pub fn new(home: PathBuf) -> Self {
-        Self { store: Store::new(home), locks: Locks::default(), steps: Steps::default() }
+        Self {
+            store: Store::new(home),
+            syncs: Syncs::start(),
+            locks: Locks::default(),
+            steps: Steps::default(),
+        }
     }
 
     /// Finishes or undoes what an earlier life left half done. Called once, before the first call.

@@ -346,20 +346,14 @@ pub(crate) fn names(directory: &OwnedFd, most: usize) -> Result<Vec<Vec<u8>>, Er
     Ok(names)
 }
 
-/// Writes the directory of `place` through to the disk.
-pub(crate) fn sync_directory(place: &Place) -> Result<(), Errno> {
+/// Opens what must be written through for the directory of `place` to be: the directory, or, where
+/// that may be written and not read, the file, which on journaling file systems does the same.
+/// `None` when neither can be opened.
+pub(crate) fn open_for_sync(place: &Place) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    match open_below(&place.directory, OsStr::new("."), flags, Mode::empty()) {
-        Ok(readable) => rustix::fs::fsync(readable),
-        // A directory that may be written and not read cannot be opened for it. Writing the file
-        // through does it on journaling file systems, which write its name at the same time.
-        Err(Errno::ACCESS) => match place.open(OFlags::RDONLY) {
-            Ok(file) => rustix::fs::fsync(file),
-            Err(Errno::ACCESS) => Ok(()),
-            Err(errno) => Err(errno),
-        },
-        Err(errno) => Err(errno),
-    }
+    open_below(&place.directory, OsStr::new("."), flags, Mode::empty())
+        .or_else(|_| place.open(OFlags::RDONLY))
+        .ok()
 }
 
 /// An intent that is noted until this is dropped.

@@ -27,6 +27,7 @@ pub(crate) fn write(
     let _held = files.locks.hold(&place.canonical, reply)?;
     let replace = Replace {
         store: &files.store,
+        syncs: &files.syncs,
         steps: &files.steps,
         place: &place,
         canonical: &canonical,
