@@ -71,8 +71,18 @@ impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
 
     /// Receives one message; `None` at the end of the channel.
     pub fn receive(&self) -> io::Result<Option<Received<R>>> {
+        self.receive_with(RecvFlags::empty())
+    }
+
+    /// As [`receive`](Self::receive), but `WouldBlock` when no message is there.
+    pub fn receive_now(&self) -> io::Result<Option<Received<R>>> {
+        self.receive_with(RecvFlags::DONTWAIT)
+    }
+
+    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<Received<R>>> {
         let mut packet = [0_u8; INLINE_BYTES_MAX];
-        let Some((length, mut descriptors)) = receive_packet(self.socket.as_fd(), &mut packet)?
+        let Some((length, mut descriptors)) =
+            receive_packet(self.socket.as_fd(), &mut packet, flags)?
         else {
             return Ok(None);
         };
@@ -115,12 +125,13 @@ fn send_packet(
 fn receive_packet(
     socket: BorrowedFd<'_>,
     packet: &mut [u8],
+    flags: RecvFlags,
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         let mut slices = [io::IoSliceMut::new(packet)];
-        rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC)
+        rustix::net::recvmsg(socket, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC)
     })?;
     let mut descriptors = Vec::new();
     for message in control.drain() {

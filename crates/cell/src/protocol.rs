@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use cofferdam_files::FileCall;
 use cofferdam_spec::{Command, Limits, PtySize};
 use serde::{Deserialize, Serialize};
 
@@ -185,12 +184,14 @@ pub enum ToolboxRequest {
         /// Comes back in the answer.
         token: u64,
     },
-    /// A call about files. The first descriptor beside it is the toolbox's end of a
-    /// `SOCK_SEQPACKET` pair that was made for the call; a second one is the content to write. Every
-    /// [`Answer`](cofferdam_files::call::Answer) comes there, the last one is followed by the end.
-    /// Whoever closes the other end gives the call up. A pair that ends without a last answer means
-    /// that the cell has ended.
-    Call(Box<FileCall>),
+    /// Opens a lane for calls about files, one after the other. The descriptor beside it is the
+    /// toolbox's end of a `SOCK_SEQPACKET` pair: a [`FileCall`](cofferdam_files::FileCall) comes there, with the content to
+    /// write as its descriptor where it has one, and every
+    /// [`Answer`](cofferdam_files::call::Answer) goes back, until the last one; then the next call
+    /// may come. Whoever closes the other end gives the call up. An end before the last answer means
+    /// that the cell has ended. The toolbox serves [`LANES_MAX`] lanes at once; a lane with a watch,
+    /// which has no last answer, is none of them.
+    Lane,
 }
 
 /// Toolbox to daemon.
@@ -207,6 +208,9 @@ pub enum ToolboxReply {
         complete: bool,
     },
 }
+
+/// Lanes that the toolbox serves at once.
+pub const LANES_MAX: usize = 8;
 
 /// Most entries that a survey visits.
 pub const SURVEY_ENTRIES_MAX: u64 = 1_000_000;

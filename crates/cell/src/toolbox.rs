@@ -2,16 +2,19 @@
 //! sight, behind the same mounts and rules.
 //!
 //! Its threads are made before a command can run. The first one watches for the end of daemon and
-//! init; the others take requests from one channel, whoever is free. A watch, which has no end of
-//! its own, gets a thread for itself.
+//! init; the others take requests from one channel, whoever is free. Who takes a lane stays with
+//! it, so that a call wakes one thread and no other. A watch, which has no end of its own, gets a
+//! thread for itself.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use cofferdam_files::call::{Answer, Fault, FaultKind};
 use cofferdam_files::{FileCall, Files, Gone, Reply};
@@ -19,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::channel::{Channel, Received};
-use crate::protocol::{SURVEY_ENTRIES_MAX, ToolboxReply, ToolboxRequest};
+use crate::protocol::{LANES_MAX, SURVEY_ENTRIES_MAX, ToolboxReply, ToolboxRequest};
 
 /// Where the workspace is.
 const WORKSPACE: &str = "/workspace";
@@ -27,9 +30,13 @@ const WORKSPACE: &str = "/workspace";
 /// Where the home directory of the cell's programs is.
 const HOME: &str = "/home/agent";
 
-/// Threads that serve requests. The daemon lets fewer searches in than this, so that one is always
-/// free for what is quick.
-const WORKERS: usize = 8;
+/// Threads that serve requests: one a lane, and some for new lanes and whatever else comes.
+const WORKERS: usize = LANES_MAX + 2;
+
+/// How long a thread looks for the next call before it sleeps. Calls of one agent often come close
+/// together, and waking a sleeping thread costs more than a small call, above all in a virtual
+/// machine.
+const LOOK_AGAIN: Duration = Duration::from_micros(60);
 
 /// Watches at once, each on a thread of its own.
 const WATCHES_MAX: usize = 32;
@@ -83,24 +90,33 @@ impl Toolbox {
                         return;
                     }
                 }
-                ToolboxRequest::Call(call) => self.call(*call, descriptors),
+                // Without a socket nobody can ask.
+                ToolboxRequest::Lane => {
+                    if let Some(socket) = descriptors.into_iter().next() {
+                        self.serve(socket);
+                    }
+                }
             }
         }
     }
 
-    fn call(self: &Arc<Self>, call: FileCall, descriptors: Vec<OwnedFd>) {
-        let mut descriptors = descriptors.into_iter();
-        // Without a socket nobody can hear the answer.
-        let Some(socket) = descriptors.next() else { return };
-        let content = descriptors.next();
-        let reply = CallReply(Channel::new(socket));
-        if !matches!(call, FileCall::Watch { .. }) {
-            return self.files.serve(call, content, &reply);
+    /// Serves a lane until the daemon closes it, or a watch takes it over.
+    fn serve(self: &Arc<Self>, socket: OwnedFd) {
+        let lane = Lane(Channel::new(socket));
+        while let Ok(Some(Received { message, descriptors })) = lane.next() {
+            if matches!(message, FileCall::Watch { .. }) {
+                return self.watch(message, lane);
+            }
+            self.files.serve(message, descriptors.into_iter().next(), &lane);
         }
+    }
+
+    /// Gives a watch a thread of its own.
+    fn watch(self: &Arc<Self>, call: FileCall, lane: Lane) {
         let shared = Arc::clone(self);
         if self.watches.fetch_add(1, Ordering::Relaxed) < WATCHES_MAX {
             let spawned = thread::Builder::new().name("watch".to_owned()).spawn(move || {
-                shared.files.serve(call, content, &reply);
+                shared.files.serve(call, None, &lane);
                 shared.watches.fetch_sub(1, Ordering::Relaxed);
             });
             if spawned.is_ok() {
@@ -112,20 +128,33 @@ impl Toolbox {
                 step: format!("watch: {WATCHES_MAX} watches run already"),
                 errno: libc::EAGAIN,
             };
-            let _ = reply.send(Answer::Failed(fault), None);
+            let _ = lane.send(Answer::Failed(fault), None);
         }
         // Without a thread the socket is closed, and the daemon hears that the call has ended.
         self.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The socket of one call.
-struct CallReply(Channel<Answer, ()>);
+/// The toolbox's end of a lane.
+struct Lane(Channel<Answer, FileCall>);
 
-impl Reply for CallReply {
+impl Lane {
+    /// The next call; `None` when the daemon has closed its end.
+    fn next(&self) -> io::Result<Option<Received<FileCall>>> {
+        let until = Instant::now() + LOOK_AGAIN;
+        while Instant::now() < until {
+            match self.0.receive_now() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                received => return received,
+            }
+        }
+        self.0.receive()
+    }
+}
+
+impl Reply for Lane {
     fn send(&self, answer: Answer, descriptor: Option<OwnedFd>) -> Result<(), Gone> {
-        use std::os::fd::AsFd as _;
-        let descriptors: Vec<_> = descriptor.iter().map(|fd| fd.as_fd()).collect();
+        let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         self.0.send(&answer, &descriptors).map_err(|_| Gone)
     }
 

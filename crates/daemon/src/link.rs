@@ -127,6 +127,7 @@ pub(crate) struct Link {
     /// wake the daemon each time that init has read a request, in the middle of every call.
     room: Option<AsyncFd<OwnedFd>>,
     toolbox: AsyncFd<ToolboxEnd>,
+    lanes: Toolbox,
     /// Requests that found the socket full. While there are any, the supervisor takes no command,
     /// so their number is bounded by what one command and the pending kills ask for.
     outbox: VecDeque<Request>,
@@ -140,6 +141,7 @@ impl Link {
         Ok(Self {
             init: register(InitEnd(Arc::clone(&ends)), Interest::READABLE)?,
             room: None,
+            lanes: Toolbox::new(Arc::downgrade(&ends)),
             toolbox: register(ToolboxEnd(ends), Interest::READABLE)?,
             outbox: VecDeque::new(),
         })
@@ -163,7 +165,7 @@ impl Link {
 
     /// Calls to the toolbox of this cell.
     pub(crate) fn toolbox(&self) -> Toolbox {
-        Toolbox::new(Arc::downgrade(&self.toolbox.get_ref().0))
+        self.lanes.clone()
     }
 
     /// Whether requests wait for room.

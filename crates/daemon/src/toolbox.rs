@@ -1,20 +1,23 @@
-//! Calls to the toolbox of the cell: each has a socket pair of its own, so that answers need no
-//! order among calls, and a call that nobody waits for any more ends with its socket.
+//! Calls to the toolbox of the cell. Each has a lane for itself while it runs, a socket pair with a
+//! thread of the toolbox at its other end, so that answers need no order among calls, and a call
+//! that nobody waits for any more ends with its lane. A lane whose call is over is used again, the
+//! last one first: its thread is still warm.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Weak;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use cofferdam_cell::channel::{BODY_BYTES_MAX, Channel};
-use cofferdam_cell::protocol::ToolboxRequest;
+use cofferdam_cell::channel::{BODY_BYTES_MAX, Channel, Received};
+use cofferdam_cell::protocol::{LANES_MAX, ToolboxRequest};
 use cofferdam_files::FileCall;
 use cofferdam_files::call::{Answer, Content, Fault};
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::link::Ends;
 use crate::ready::register;
@@ -61,19 +64,41 @@ pub(crate) enum ToolboxError {
     Unexpected,
 }
 
+/// How often an answer is looked for before the task sleeps until it is woken. Small calls are
+/// answered within some of these, and waking costs more than the call, above all in a virtual
+/// machine. Other tasks run in between.
+const LOOKS: usize = 60;
+
 /// The toolbox of the cell that stood when this was given out. It does not keep that cell alive.
 #[derive(Debug, Clone)]
 pub(crate) struct Toolbox {
     ends: Weak<Ends>,
+    lanes: Arc<Lanes>,
+}
+
+/// The lanes to one toolbox.
+#[derive(Debug)]
+struct Lanes {
+    /// Lanes without a call.
+    idle: Mutex<Vec<Lane>>,
+    /// As many permits as there may be calls at once.
+    free: Arc<Semaphore>,
+}
+
+impl Lanes {
+    fn idle(&self) -> MutexGuard<'_, Vec<Lane>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Toolbox {
     /// Over the ends of a cell.
     pub(crate) fn new(ends: Weak<Ends>) -> Self {
-        Self { ends }
+        let free = Arc::new(Semaphore::new(LANES_MAX));
+        Self { ends, lanes: Arc::new(Lanes { idle: Mutex::default(), free }) }
     }
 
-    /// Makes a call. `content` goes along as its content.
+    /// Makes a call, once a lane is free. `content` goes along as its content.
     pub(crate) async fn call(
         &self,
         call: FileCall,
@@ -84,30 +109,35 @@ impl Toolbox {
             let (size, limit) = (size as u64, CALL_BYTES_MAX as u64);
             return Err(ToolboxError::TooLong { size, limit });
         }
+        // A watch has its own thread there, and keeps its lane for good.
+        let is_watch = matches!(call, FileCall::Watch { .. });
+        let permit = match is_watch {
+            true => None,
+            // It is never closed.
+            false => Arc::clone(&self.lanes.free).acquire_owned().await.ok(),
+        };
+        let idle = if is_watch { None } else { self.lanes.idle().pop() };
+        let lane = match idle {
+            Some(lane) => lane,
+            None => self.open_lane().await?,
+        };
+        let descriptors: Vec<_> = content.into_iter().collect();
+        patiently(|| lane.get_ref().0.send(&call, &descriptors)).await?;
+        Ok(Answers { lane: Some(lane), permit, lanes: Arc::clone(&self.lanes) })
+    }
+
+    /// Makes a lane. One whose thread is still busy with a call that was given up is not waited
+    /// for: the toolbox has threads to spare.
+    async fn open_lane(&self) -> Result<Lane, ToolboxError> {
         let (ours, theirs) = pair().map_err(ToolboxError::Socket)?;
-        let socket = register(CallEnd(Channel::new(ours)), Interest::READABLE);
-        let socket = socket.map_err(ToolboxError::Socket)?;
-        let request = ToolboxRequest::Call(Box::new(call));
-        let deadline = tokio::time::Instant::now() + ROOM_MAX;
-        let mut pause = PAUSE;
-        loop {
-            let mut descriptors = vec![theirs.as_fd()];
-            descriptors.extend(content);
-            let Some(ends) = self.ends.upgrade() else { return Err(ToolboxError::CellLost) };
-            match ends.toolbox().send(&request, &descriptors) {
-                Ok(()) => return Ok(Answers { socket, is_over: false }),
-                Err(error) if may_pass(&error) => {}
-                Err(error) if is_end(&error) => return Err(ToolboxError::CellLost),
-                Err(error) => return Err(ToolboxError::Socket(error)),
-            }
-            drop(ends);
-            if tokio::time::Instant::now() + pause > deadline {
-                return Err(ToolboxError::Busy);
-            }
-            // There is no event for the number of descriptors in flight.
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
+        let lane = register(CallEnd(Channel::new(ours)), Interest::READABLE);
+        let lane = lane.map_err(ToolboxError::Socket)?;
+        patiently(|| match self.ends.upgrade() {
+            Some(ends) => ends.toolbox().send(&ToolboxRequest::Lane, &[theirs.as_fd()]),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        })
+        .await?;
+        Ok(lane)
     }
 
     /// Makes a call that has one answer. [`Answer::Failed`] is the error.
@@ -125,30 +155,60 @@ impl Toolbox {
     }
 }
 
-/// The answers of one call. Dropping them gives the call up.
+/// Sends, and tries again for a while where the socket is full, or too many descriptors are in
+/// flight.
+async fn patiently(mut send: impl FnMut() -> io::Result<()>) -> Result<(), ToolboxError> {
+    let deadline = tokio::time::Instant::now() + ROOM_MAX;
+    let mut pause = PAUSE;
+    loop {
+        match send() {
+            Ok(()) => return Ok(()),
+            Err(error) if may_pass(&error) => {}
+            Err(error) if is_end(&error) => return Err(ToolboxError::CellLost),
+            Err(error) => return Err(ToolboxError::Socket(error)),
+        }
+        if tokio::time::Instant::now() + pause > deadline {
+            return Err(ToolboxError::Busy);
+        }
+        // There is no event for the number of descriptors in flight.
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// The answers of one call. Dropping them before the last one gives the call up.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    socket: AsyncFd<CallEnd>,
-    is_over: bool,
+    /// `None` behind the last answer.
+    lane: Option<Lane>,
+    /// Frees the lane's place, when it is over or dropped.
+    permit: Option<OwnedSemaphorePermit>,
+    lanes: Arc<Lanes>,
 }
 
 impl Answers {
     /// The next answer, with the descriptor beside it; `None` behind the last one. Nothing is lost
     /// when the wait is given up.
-    pub(crate) async fn next(&mut self) -> Result<Option<(Answer, Option<OwnedFd>)>, ToolboxError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Answered>, ToolboxError> {
+        for _ in 0..LOOKS {
+            let Some(lane) = &self.lane else { return Ok(None) };
+            match lane.get_ref().0.receive_now() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                received => return self.take(received).map(Some),
+            }
+            tokio::task::yield_now().await;
+        }
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`Answers::next`]; the last one who asked is woken.
+    /// As [`Answers::next`], without looking often; the last one who asked is woken.
     pub(crate) fn poll_next(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Answered>, ToolboxError>> {
-        if self.is_over {
-            return Poll::Ready(Ok(None));
-        }
         loop {
-            let mut guard = match self.socket.poll_read_ready(context) {
+            let Some(lane) = &self.lane else { return Poll::Ready(Ok(None)) };
+            let mut guard = match lane.poll_read_ready(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(ToolboxError::Socket(error))),
                 Poll::Ready(Ok(guard)) => guard,
@@ -157,21 +217,38 @@ impl Answers {
                 Err(_would_block) => continue,
                 Ok(received) => received,
             };
-            return Poll::Ready(match received {
-                Ok(Some(received)) => {
-                    self.is_over = received.message.is_last();
-                    Ok(Some((received.message, received.descriptors.into_iter().next())))
+            return Poll::Ready(self.take(received).map(Some));
+        }
+    }
+
+    /// What was received; behind a last answer the lane is free.
+    fn take(
+        &mut self,
+        received: io::Result<Option<Received<Answer>>>,
+    ) -> Result<Answered, ToolboxError> {
+        match received {
+            Ok(Some(received)) => {
+                if received.message.is_last()
+                    && let Some(lane) = self.lane.take()
+                    && self.permit.is_some()
+                {
+                    self.lanes.idle().push(lane);
+                    self.permit = None;
                 }
-                Ok(None) => Err(ToolboxError::CellLost),
-                Err(error) if is_end(&error) => Err(ToolboxError::CellLost),
-                Err(error) => Err(ToolboxError::Socket(error)),
-            });
+                Ok((received.message, received.descriptors.into_iter().next()))
+            }
+            Ok(None) => Err(ToolboxError::CellLost),
+            Err(error) if is_end(&error) => Err(ToolboxError::CellLost),
+            Err(error) => Err(ToolboxError::Socket(error)),
         }
     }
 }
 
+/// Our end of a lane.
+type Lane = AsyncFd<CallEnd>;
+
 #[derive(Debug)]
-struct CallEnd(Channel<(), Answer>);
+struct CallEnd(Channel<FileCall, Answer>);
 
 impl AsRawFd for CallEnd {
     fn as_raw_fd(&self) -> RawFd {
@@ -179,7 +256,7 @@ impl AsRawFd for CallEnd {
     }
 }
 
-/// A socket pair for one call; the first end, ours, does not block.
+/// A socket pair for a lane; the first end, ours, does not block.
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = SocketType::SEQPACKET;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
@@ -253,11 +330,16 @@ mod tests {
         FileCall::Open { path: path.to_owned() }
     }
 
-    fn take(far: &Far) -> (FileCall, Channel<Answer, ()>, Option<OwnedFd>) {
+    /// The toolbox's end of the next lane.
+    fn lane(far: &Far) -> Channel<Answer, FileCall> {
         let received = far.receive().unwrap().unwrap();
-        let ToolboxRequest::Call(call) = received.message else { panic!("no call") };
-        let mut descriptors = received.descriptors.into_iter();
-        (*call, Channel::new(descriptors.next().unwrap()), descriptors.next())
+        assert_eq!(received.message, ToolboxRequest::Lane);
+        Channel::new(received.descriptors.into_iter().next().unwrap())
+    }
+
+    fn take(lane: &Channel<Answer, FileCall>) -> (FileCall, Option<OwnedFd>) {
+        let received = lane.receive().unwrap().unwrap();
+        (received.message, received.descriptors.into_iter().next())
     }
 
     fn failed() -> Fault {
@@ -269,7 +351,8 @@ mod tests {
         let (toolbox, _ends, far) = toolbox();
         let (read, write) = std::io::pipe().unwrap();
         let mut answers = toolbox.call(open("/a"), Some(write.as_fd())).await.unwrap();
-        let (call, reply, content) = take(&far);
+        let reply = lane(&far);
+        let (call, content) = take(&reply);
         assert_eq!(call, open("/a"));
         rustix::io::write(content.unwrap(), b"hi").unwrap();
         let mut text = [0; 2];
@@ -289,7 +372,8 @@ mod tests {
     async fn an_end_without_a_last_answer_means_that_the_cell_is_lost() {
         let (toolbox, ends, far) = toolbox();
         let mut answers = toolbox.call(open("/a"), None).await.unwrap();
-        let (_, reply, _) = take(&far);
+        let reply = lane(&far);
+        take(&reply);
         reply.send(&Answer::Changes(Vec::new()), &[]).unwrap();
         drop(reply);
         assert!(answers.next().await.unwrap().is_some());
@@ -304,34 +388,78 @@ mod tests {
     async fn a_call_that_is_dropped_is_seen_to_be_given_up() {
         let (toolbox, _ends, far) = toolbox();
         let answers = toolbox.call(open("/a"), None).await.unwrap();
-        let (_, reply, _) = take(&far);
+        let reply = lane(&far);
+        take(&reply);
         reply.send(&Answer::Changes(Vec::new()), &[]).unwrap();
         drop(answers);
         let error = reply.send(&Answer::Changes(Vec::new()), &[]).unwrap_err();
         assert!(is_end(&error), "{error:?}");
     }
 
+    #[tokio::test]
+    async fn a_lane_is_used_again_when_its_call_is_over_and_not_when_it_was_given_up() {
+        let (toolbox, _ends, far) = toolbox();
+        let over = async |reply: &Channel<Answer, FileCall>, path: &str| {
+            let mut answers = toolbox.call(open(path), None).await.unwrap();
+            assert_eq!(take(reply).0, open(path));
+            reply.send(&Answer::Failed(failed()), &[]).unwrap();
+            assert!(answers.next().await.unwrap().is_some());
+            assert!(answers.next().await.unwrap().is_none());
+        };
+        let mut answers = toolbox.call(open("/1"), None).await.unwrap();
+        let first = lane(&far);
+        assert_eq!(take(&first).0, open("/1"));
+        first.send(&Answer::Failed(failed()), &[]).unwrap();
+        assert!(answers.next().await.unwrap().is_some());
+        over(&first, "/2").await;
+        over(&first, "/3").await;
+        drop(toolbox.call(open("/4"), None).await.unwrap());
+        assert_eq!(take(&first).0, open("/4"));
+        assert!(first.receive().unwrap().is_none(), "it is closed");
+        let _fifth = toolbox.call(open("/5"), None).await.unwrap();
+        assert_eq!(take(&lane(&far)).0, open("/5"));
+    }
+
+    #[tokio::test]
+    async fn no_more_calls_run_at_once_than_there_are_lanes() {
+        let (toolbox, _ends, far) = toolbox();
+        let mut running = Vec::new();
+        for _ in 0..LANES_MAX {
+            running.push((toolbox.call(open("/a"), None).await.unwrap(), lane(&far)));
+        }
+        let mut waiting = std::pin::pin!(toolbox.call(open("/late"), None));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        // A watch needs none of them.
+        let watch = FileCall::Watch { path: "/".to_owned(), recursive: false };
+        let _watch = toolbox.call(watch.clone(), None).await.unwrap();
+        assert_eq!(take(&lane(&far)).0, watch);
+        let (mut answers, reply) = running.pop().unwrap();
+        take(&reply);
+        reply.send(&Answer::Failed(failed()), &[]).unwrap();
+        assert!(answers.next().await.unwrap().is_some());
+        waiting.await.unwrap();
+        assert_eq!(take(&reply).0, open("/late"));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_full_socket_is_waited_for_and_then_called_busy() {
-        let (toolbox, _ends, far) = toolbox();
-        let mut kept = Vec::new();
-        let busy = loop {
-            match toolbox.call(open(&"x".repeat(3000)), None).await {
-                Ok(answers) => kept.push(answers),
-                Err(error) => break error,
-            }
-            assert!(kept.len() < 10_000);
-        };
+        let (toolbox, ends, far) = toolbox();
+        let mut kept = 0;
+        while ends.toolbox().send(&ToolboxRequest::Survey { token: 0 }, &[]).is_ok() {
+            kept += 1;
+            assert!(kept < 100_000);
+        }
+        let busy = toolbox.call(open("/a"), None).await.unwrap_err();
         assert!(matches!(busy, ToolboxError::Busy), "{busy:?}");
         let (_, later) = tokio::join!(
             async {
                 tokio::time::sleep(ROOM_MAX / 2).await;
-                (0..kept.len()).for_each(|_| drop(take(&far)));
+                (0..kept).for_each(|_| drop(far.receive().unwrap()));
             },
             toolbox.call(open("/late"), None)
         );
         later.unwrap();
-        assert_eq!(take(&far).0, open("/late"));
+        assert_eq!(take(&lane(&far)).0, open("/late"));
     }
 
     #[tokio::test]
@@ -342,6 +470,6 @@ mod tests {
         assert_eq!(far.receive().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let longest = open(&"x".repeat(CALL_BYTES_MAX));
         toolbox.call(longest.clone(), None).await.unwrap();
-        assert_eq!(take(&far).0, longest);
+        assert_eq!(take(&lane(&far)).0, longest);
     }
 }

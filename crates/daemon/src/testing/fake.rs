@@ -15,7 +15,7 @@ use cofferdam_cell::protocol::{
     CallId, Event, Exec, KillCause, Request, Status, Stdio, Target, ToolboxReply, ToolboxRequest,
 };
 use cofferdam_files::call::Answer;
-use cofferdam_files::{Files, Gone, Reply};
+use cofferdam_files::{FileCall, Files, Gone, Reply};
 use cofferdam_spec::{Enforcement, Engine, Level, NetworkMode};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -93,19 +93,22 @@ type Trees = Mutex<HashMap<CallId, Tree>>;
 fn serve_files(channel: &Channel<ToolboxReply, ToolboxRequest>, home: PathBuf) {
     let files = Arc::new(Files::new(home));
     while let Ok(Some(Received { message, descriptors })) = channel.receive() {
-        let ToolboxRequest::Call(call) = message else { continue };
+        if message != ToolboxRequest::Lane {
+            continue;
+        }
         let files = Arc::clone(&files);
         thread::spawn(move || {
-            let mut descriptors = descriptors.into_iter();
-            let reply = CallReply(Channel::new(descriptors.next().unwrap()));
-            files.serve(*call, descriptors.next(), &reply);
+            let lane = Lane(Channel::new(descriptors.into_iter().next().unwrap()));
+            while let Ok(Some(Received { message, descriptors })) = lane.0.receive() {
+                files.serve(message, descriptors.into_iter().next(), &lane);
+            }
         });
     }
 }
 
-struct CallReply(Channel<Answer, ()>);
+struct Lane(Channel<Answer, FileCall>);
 
-impl Reply for CallReply {
+impl Reply for Lane {
     fn send(&self, answer: Answer, descriptor: Option<OwnedFd>) -> Result<(), Gone> {
         let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         self.0.send(&answer, &descriptors).map_err(|_| Gone)

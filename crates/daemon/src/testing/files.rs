@@ -457,7 +457,7 @@ async fn every_wrong_field_of_a_call_about_files_is_named_at_once() {
     let details = status.get_error_details();
     let violations = &details.bad_request().unwrap().field_violations;
     let fields: Vec<_> = violations.iter().map(|one| one.field.as_str()).collect();
-    assert_eq!(fields, ["path", "mode"]);
+    assert_eq!(fields, ["target.path", "target.mode"]);
 }
 
 #[tokio::test]
