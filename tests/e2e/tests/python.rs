@@ -28,14 +28,19 @@ both! {
             command = Command::new("env");
         }
         let client = run_outside(command.arg(&python).arg(&script).arg(daemon.socket()));
+        let services = ["Filesystem", "Process", "Stamp", "Tool", "Workspace"]
+            .map(|name| format!("cofferdam.v1.{name}Service"))
+            .join(" ");
         assert_eq!(
             client.stdout,
-            "health SERVING\n\
-             v1alpha cofferdam.v1.ProcessService cofferdam.v1.WorkspaceService\n\
-             v1 cofferdam.v1.ProcessService cofferdam.v1.WorkspaceService\n\
-             execute 7 b'from python\\n'\n\
-             stream started stdout exit\n\
-             refused INVALID_ARGUMENT\n",
+            format!(
+                "health SERVING\n\
+                 v1alpha {services}\n\
+                 v1 {services}\n\
+                 execute 7 b'from python\\n'\n\
+                 stream started stdout exit\n\
+                 refused INVALID_ARGUMENT\n"
+            ),
             "{}",
             client.stderr
         );
