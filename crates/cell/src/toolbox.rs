@@ -144,7 +144,7 @@ impl Lane {
         let until = Instant::now() + LOOK_AGAIN;
         while Instant::now() < until {
             match self.0.receive_now() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::yield_now(),
                 received => return received,
             }
         }

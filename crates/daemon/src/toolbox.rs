@@ -196,6 +196,7 @@ impl Answers {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 received => return self.take(received).map(Some),
             }
+            std::thread::yield_now();
             tokio::task::yield_now().await;
         }
         std::future::poll_fn(|context| self.poll_next(context)).await
