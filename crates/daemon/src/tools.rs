@@ -1,16 +1,15 @@
 //! The tools that a model calls, exactly as it sees them: JSON in, JSON out.
 //!
 //! A thin shell over processes and files. Each tool has a file: its description, its fields, and
-//! how
-//! an answer is told. [`schema`] checks inputs against the same table that a model is told,
-//! [`errors`]
-//! has every sentence about a failure, [`text`] keeps results within a budget.
+//! how an answer is told. [`schema`] checks inputs against the same table that a model is told,
+//! [`errors`] has every sentence about a failure, [`text`] keeps results within a budget.
 
 mod bash;
 mod edit_file;
 mod errors;
 mod glob;
 mod grep;
+mod jobs;
 mod output;
 mod paths;
 mod read_file;
@@ -179,7 +178,8 @@ A result is a JSON object. Fields with a question mark are there only when they 
 
 A command that goes on in the background has `pid`, its process group, and `outputDirectory` with
 the files `stdout` and `stderr`, which follow its output, and `exit`, which has the exit code once it
-has ended.
+has ended. The files of finished commands stay for the last 16 of them, at most 128 MiB together
+(the newest stays however large it is); the oldest go first.
 
 ## Errors
 

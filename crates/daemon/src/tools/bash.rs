@@ -3,9 +3,9 @@
 //! The command runs as every process of the cell does, with its output in the daemon's logs. Only
 //! when something has to be read later does a job directory appear in the cell: for output that the
 //! answer leaves out, for a command that goes on in the background, and for one that is too long
-//! for
-//! an argument. Its files are written by the toolbox, out of the reach of `kill -9 -1`, and whole:
-//! a directory that a command removed comes back, and a full disk costs only the last state.
+//! for an argument. Its files are written by the toolbox, out of the reach of `kill -9 -1`, and
+//! whole: a directory that a command removed comes back, and a full disk costs only the last state.
+//! [`Jobs`] says how long they stay.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use cofferdam_cell::protocol::Stdio;
 use cofferdam_spec::{CallLimits, Command, Exit, Limits, SessionId, Tag, TimeLimit};
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 
 use crate::decide::DRAIN_MAX;
@@ -23,6 +23,7 @@ use crate::process::{End, Phase, Process};
 use crate::records::Keep;
 use crate::supervisor::{Handle, Lease, OnDisconnect, StartProcess};
 use crate::tools::errors::{Doing, Failed, ToolError, file_error, refused};
+use crate::tools::jobs::{Jobs, remove};
 use crate::tools::output::{Held, Rendered};
 use crate::tools::paths;
 use crate::tools::schema::{Arguments, Definition, Field, Kind};
@@ -65,16 +66,15 @@ const STREAMS: [&str; 2] = ["stdout", "stderr"];
 pub(crate) static DEFINITION: Definition = Definition {
     name: "bash",
     about: "Runs a command with bash in /workspace. Each call is a fresh shell: directory, \
-    variables \
-            and options do not persist, files and processes do. Standard input is empty and there \
-            is \
-            no terminal. exitCode is bash's own, and not 0 is no error of the tool. Without \
-            timeoutSeconds a command that takes longer than 30 seconds goes on in the background: \
-            status is then running, and message says how to follow and how to stop it. A process \
-            that the command leaves in the background (server &) goes on too; redirect its output \
-            to \
-            a file. Of stdout and stderr each, at most 51200 bytes and 2000 lines are shown, start \
-            and end; a line between says which file has all of it.",
+            variables and options do not persist, files and processes do. Standard input is empty \
+            and there is no terminal. exitCode is bash's own, and not 0 is no error of the tool. \
+            Without timeoutSeconds a command that takes longer than 30 seconds goes on in the \
+            background: status is then running, and message says how to follow and how to stop it. \
+            A process that the command leaves in the background (server &) goes on too; redirect \
+            its output to a file. Of stdout and stderr each, at most 51200 bytes and 2000 lines \
+            are shown, start and end; a line between says which file has all of it. Such files \
+            stay for the last 16 finished commands that have any, at most 128 MiB together; the \
+            oldest go first.",
     read_only: false,
     fields: &[
         Field {
@@ -136,8 +136,10 @@ pub(crate) struct Bash {
     files: Files,
     background: Background,
     renders: Semaphore,
+    /// Whose files stay.
+    finished: Arc<Jobs>,
     /// The tasks of commands in the background; they end with the daemon.
-    jobs: Mutex<JoinSet<()>>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 impl Bash {
@@ -148,8 +150,15 @@ impl Bash {
         files: Files,
         background: Background,
     ) -> Self {
-        let (renders, jobs) = (Semaphore::new(RENDERS_MAX), Mutex::new(JoinSet::new()));
-        Self { supervisor, rules, files, background, renders, jobs }
+        Self {
+            supervisor,
+            rules,
+            files,
+            background,
+            renders: Semaphore::new(RENDERS_MAX),
+            finished: Arc::default(),
+            tasks: Mutex::default(),
+        }
     }
 
     /// Calls it.
@@ -163,22 +172,10 @@ impl Bash {
         paths::without_nul("command", &command)?;
         let limits = self.limits(timeout)?;
         let directory = format!("{}/{:08x}", self.background.jobs, random());
-        let program = self.program(command, &directory).await?;
-        let start = StartProcess {
-            program,
-            session: caller.session.clone(),
-            tag: Tag::default(),
-            limits,
-            wall_bounds_tree: timeout.is_some(),
-            stdio: Stdio::Pipes { stdin: false },
-            input: Bytes::new(),
-            input_is_whole: true,
-            workspace_read_only: false,
-            keep: Keep::IfCut,
-            on_disconnect: OnDisconnect::Kill,
-            wait_for_reader: false,
-        };
+        let (program, command_file) = self.program(command, &directory).await?;
+        let start = start(program, caller, limits, timeout.is_some());
         let mut lease = self.supervisor.start(start).await.map_err(refused)?;
+        let command_file = command_file.map(|file| file.runs(lease.process()));
         let ended = match timeout {
             Some(_) => Some(lease.process().ended().await),
             None => tokio::time::timeout(self.background.after, lease.process().ended()).await.ok(),
@@ -186,6 +183,10 @@ impl Bash {
         match ended {
             Some(end) => {
                 lease.release();
+                if let Some(removed) = command_file {
+                    // Before other files come into its directory, which goes with it.
+                    let _ = removed.await;
+                }
                 self.ended(lease.process(), &end, timeout.is_some(), &directory).await
             }
             None => self.hand_over(lease, directory).await,
@@ -205,22 +206,53 @@ impl Bash {
     }
 
     /// The shell with its command, which is put into a file when it is too long.
-    async fn program(&self, command: String, directory: &str) -> Result<Command, Failed> {
-        let command = if command.len() <= ARGUMENT_COMMAND_BYTES_MAX {
-            command
+    async fn program(
+        &self,
+        command: String,
+        directory: &str,
+    ) -> Result<(Command, Option<CommandFile>), Failed> {
+        let (command, file) = if command.len() <= ARGUMENT_COMMAND_BYTES_MAX {
+            (command, None)
         } else {
             let path = format!("{directory}/command");
+            let file = self.command_file(directory);
             let written = put(&self.files, &path, Bytes::from(command), 0o600).await;
             written.map_err(|error| file_error(Doing::Write, &path, error))?;
             // Bash reads a sourced file as a whole before it runs any of it.
-            format!(". {path}")
+            (format!(". {path}"), Some(file))
         };
         let argv = ["/bin/bash", "--noprofile", "--norc", "-c"].map(str::to_owned);
         let argv = argv.into_iter().chain([command]).collect();
-        Command::new(argv, &self.rules.environment, [], String::new()).map_err(|error| {
+        let made = Command::new(argv, &self.rules.environment, [], String::new());
+        let made = made.map_err(|error| {
             let reason = format!("the command cannot be run: {error}.");
-            ToolError::invalid_input("bash", &reason, "Nothing was run.").into()
-        })
+            ToolError::invalid_input("bash", &reason, "Nothing was run.")
+        })?;
+        Ok((made, file))
+    }
+
+    /// Sees to it that the command's file goes when its process has ended, or was never started,
+    /// and its directory too when nothing else is there. A call that is given up changes nothing.
+    fn command_file(&self, directory: &str) -> CommandFile {
+        let (process, runs) = oneshot::channel::<Arc<Process>>();
+        let (done, removed) = oneshot::channel();
+        let (files, directory) = (self.files.clone(), directory.to_owned());
+        self.spawn(async move {
+            if let Ok(process) = runs.await {
+                process.ended().await;
+            }
+            remove(&files, &format!("{directory}/command"), false).await;
+            remove(&files, &directory, false).await;
+            // Nobody waits for it when the command goes on in the background.
+            let _ = done.send(());
+        });
+        CommandFile { process, removed }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
     }
 
     /// The answer about a command that has ended.
@@ -285,7 +317,8 @@ impl Bash {
     /// The answer about a command that goes on.
     async fn hand_over(&self, mut lease: Lease, directory: String) -> Result<String, Failed> {
         let process = Arc::clone(lease.process());
-        let mut job = Job::new(Arc::clone(&process), self.files.clone(), directory);
+        let (files, finished) = (self.files.clone(), Arc::clone(&self.finished));
+        let mut job = Job::new(Arc::clone(&process), files, finished, directory);
         let written = job.refresh_all().await;
         let shown = self
             .show_with(&process, written.as_ref().err().map(String::as_str), &job.directory)
@@ -293,16 +326,17 @@ impl Bash {
         // From here on it needs no client.
         lease.release();
         let directory = job.directory.clone();
-        {
-            let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-            while jobs.try_join_next().is_some() {}
-            jobs.spawn(job.follow());
-        }
         let pid = match process.phase() {
             Phase::Running { pid } => Some(pid),
             Phase::Starting => None,
-            Phase::Ended(end) => end.pid,
+            // It ended while its files were written. By now its number may be another process's,
+            // so nobody may be told to kill that.
+            Phase::Ended(end) => {
+                remove(&self.files, &directory, true).await;
+                return self.ended(&process, &end, false, &directory).await;
+            }
         };
+        self.spawn(job.follow());
         let stop = pid.map_or(String::new(), |pid| format!(" kill -- -{pid} stops it."));
         let failed = written.err().map_or(String::new(), |reason| {
             format!(" The files could not be written so far ({reason}); that is tried again.")
@@ -338,7 +372,11 @@ impl Bash {
                 Err(reason) => all.add_unreadable(stream, &reason),
                 Ok((held, rendered)) if rendered.is_truncated() => {
                     let path = format!("{directory}/{stream}");
-                    let written = put(&self.files, &path, held.into_file(), 0o644).await;
+                    let content = held.into_file();
+                    // First, so that older files make room.
+                    let bytes = content.len() as u64;
+                    self.finished.finished(&self.files, directory, bytes).await;
+                    let written = put(&self.files, &path, content, 0o644).await;
                     let reason = written.map_err(|error| in_words(&path, error));
                     all.add(
                         index,
@@ -419,6 +457,40 @@ impl Shown {
     }
 }
 
+/// The file of a command that is too long for an argument.
+#[derive(Debug)]
+struct CommandFile {
+    process: oneshot::Sender<Arc<Process>>,
+    removed: oneshot::Receiver<()>,
+}
+
+impl CommandFile {
+    /// Its process was started. The answer comes when the file is gone, after the process's end.
+    fn runs(self, process: &Arc<Process>) -> oneshot::Receiver<()> {
+        // When its task is gone, the daemon ends, and the cell with the file.
+        let _ = self.process.send(Arc::clone(process));
+        self.removed
+    }
+}
+
+/// How a command is started.
+fn start(program: Command, caller: &Caller, limits: Limits, bounds_tree: bool) -> StartProcess {
+    StartProcess {
+        program,
+        session: caller.session.clone(),
+        tag: Tag::default(),
+        limits,
+        wall_bounds_tree: bounds_tree,
+        stdio: Stdio::Pipes { stdin: false },
+        input: Bytes::new(),
+        input_is_whole: true,
+        workspace_read_only: false,
+        keep: Keep::IfCut,
+        on_disconnect: OnDisconnect::Kill,
+        wait_for_reader: false,
+    }
+}
+
 fn background_note(end: &End, bounded: bool) -> String {
     let left = counted(u64::from(end.background), "process", "processes");
     let was_killed = !matches!(end.exit, Exit::Exited { .. } | Exit::Signaled { .. });
@@ -478,14 +550,17 @@ fn no_outcome(exit: &Exit, output: Output) -> ToolError {
 struct Job {
     process: Arc<Process>,
     files: Files,
+    finished: Arc<Jobs>,
     directory: String,
-    /// Bytes of each stream that its file has.
+    /// Bytes of each stream that its file tells of.
     written: [Option<u64>; 2],
+    /// Length of each file.
+    sizes: [u64; 2],
 }
 
 impl Job {
-    fn new(process: Arc<Process>, files: Files, directory: String) -> Self {
-        Self { process, files, directory, written: [None; 2] }
+    fn new(process: Arc<Process>, files: Files, finished: Arc<Jobs>, directory: String) -> Self {
+        Self { process, files, finished, directory, written: [None; 2], sizes: [0; 2] }
     }
 
     /// Writes both files.
@@ -502,6 +577,7 @@ impl Job {
                 continue;
             }
             let content = read(&self.process, index)?.into_file();
+            self.sizes[index] = content.len() as u64;
             let path = format!("{}/{stream}", self.directory);
             let written = put(&self.files, &path, content, 0o644).await;
             written.map_err(|error| in_words(&path, error))?;
@@ -530,7 +606,10 @@ impl Job {
             // What a killed tree left in its pipes is taken within this time.
             let settled = gone.is_some_and(|gone| gone.elapsed() > 2 * DRAIN_MAX);
             match &refreshed {
-                Ok(()) if told && settled => return,
+                Ok(()) if told && settled => {
+                    let bytes = self.sizes.iter().sum();
+                    return self.finished.finished(&self.files, &self.directory, bytes).await;
+                }
                 Err(reason) => tracing::warn!(directory = self.directory, reason, "job files"),
                 Ok(()) => {}
             }
