@@ -530,9 +530,13 @@ pub enum FaultKind {
     },
     /// It holds something else than expected; with what it holds, unless it is gone.
     Stale(Option<Stamp>),
-    /// Somebody else wrote at the same time; both contents are kept.
+    /// Somebody else wrote at the same time; both contents are kept. Or a write in place failed, and
+    /// so did putting the old content back: then `errno` says why it failed, the file holds a part
+    /// of the new content and what is left of the old, and the next start of the cell tries to put
+    /// the old one back.
     Conflict {
-        /// Where the other one is.
+        /// Where the other one is; below `undo/` it is the old content, and a short description of
+        /// ours after it.
         kept: String,
     },
     /// The text to replace does not stand there exactly once.

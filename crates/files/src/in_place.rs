@@ -2,7 +2,8 @@
 //!
 //! The old content is saved to `~/.cofferdam/undo/` and written through to the disk first; a write
 //! that fails puts it back at once, and one that is cut off is undone when the toolbox starts
-//! again. Another program that reads meanwhile may see a part of each, so the answer says that the
+//! again. When even the putting back fails, the saved content stays, and the caller is told where.
+//! Another program that reads meanwhile may see a part of each, so the answer says that the
 //! change was not atomic.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -15,13 +16,16 @@ use serde::{Deserialize, Serialize};
 use crate::call::{Fault, FaultKind};
 use crate::fault::{at, found, kernel};
 use crate::replace::{Attempt, New, Old, Patient, Replace, identity};
-use crate::stamp::{Hash, Parts, hash_file};
+use crate::stamp::{Hash, Parts, bytes_to_read, hash_file};
 use crate::steps::Step;
-use crate::store::{COPY_BYTES, UNDO, create, random_digits, write_all_at};
+use crate::store::{UNDO, create, random_digits, write_all_at};
 
 /// Ends a saved content that is complete. Before it stand the length of the description, as four
 /// bytes, least first, before that the description, and before that the content.
 const MAGIC: &[u8; 8] = b"cofundo1";
+
+/// Bytes of the length and of [`MAGIC`].
+const END_BYTES: u64 = 12;
 
 /// Longest description, in bytes: a path of 4,096 and two stamps fit.
 const DESCRIPTION_BYTES_MAX: u64 = 8 * 1024;
@@ -38,8 +42,8 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    /// What follows the content.
-    fn trailer(&self) -> Option<Vec<u8>> {
+    /// What follows the content; `None` when the path is too long to be described.
+    pub(crate) fn trailer(&self) -> Option<Vec<u8>> {
         let mut trailer = postcard::to_stdvec(self).ok()?;
         let length = u32::try_from(trailer.len()).ok()?;
         trailer.extend_from_slice(&length.to_le_bytes());
@@ -49,30 +53,30 @@ impl Saved {
 
     /// Reads the description of a saved content; `None` when it is none, or not complete. Whether
     /// the content is what the description says is for the caller to find out.
-    pub(crate) fn read(file: &OwnedFd) -> Option<Self> {
-        let size = rustix::fs::fstat(file).ok()?.st_size as u64;
-        let end = read_exactly(file.as_fd(), size.checked_sub(12)?, 12)?;
-        let (length, magic) = end.split_at(4);
-        let length = u64::from(u32::from_le_bytes(length.try_into().ok()?));
-        if magic != MAGIC || length > DESCRIPTION_BYTES_MAX {
-            return None;
-        }
-        let start = (size - 12).checked_sub(length)?;
-        let description = read_exactly(file.as_fd(), start, length)?;
-        let (saved, rest) = postcard::take_from_bytes::<Self>(&description).ok()?;
-        (rest.is_empty() && saved.old.size == start).then_some(saved)
+    pub(crate) fn read(file: &OwnedFd) -> Result<Option<Self>, Fault> {
+        let size = rustix::fs::fstat(file).map_err(at("stat"))?.st_size as u64;
+        let Some(end) = size.checked_sub(END_BYTES) else { return Ok(None) };
+        let Some(length) = read_exactly(file.as_fd(), end, END_BYTES)?.as_deref().and_then(length)
+        else {
+            return Ok(None);
+        };
+        let Some(start) = end.checked_sub(length) else { return Ok(None) };
+        let Some(description) = read_exactly(file.as_fd(), start, length)? else {
+            return Ok(None);
+        };
+        let Ok((saved, rest)) = postcard::take_from_bytes::<Self>(&description) else {
+            return Ok(None);
+        };
+        Ok((rest.is_empty() && saved.old.size == start).then_some(saved))
     }
 
     /// Whether the content that is saved is the one described.
-    pub(crate) fn is_whole(&self, file: &OwnedFd) -> bool {
+    pub(crate) fn is_whole(&self, file: &OwnedFd) -> Result<bool, Fault> {
         let (mut parts, mut hash) = (Parts::new(file, self.old.size, &Patient), Hash::default());
-        loop {
-            match parts.next() {
-                Ok(Some(part)) => hash.add(part),
-                Ok(None) => return hash.stamp() == self.old,
-                Err(_) => return false,
-            }
+        while let Some(part) = parts.next()? {
+            hash.add(part);
         }
+        Ok(hash.stamp() == self.old)
     }
 
     /// Writes the content that is saved back to the target, which is open for writing.
@@ -87,18 +91,26 @@ impl Saved {
     }
 }
 
-fn read_exactly(file: BorrowedFd<'_>, offset: u64, size: u64) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(size).ok()?];
+/// Length of the description, as the end of a saved content tells; `None` when it is none.
+fn length(end: &[u8]) -> Option<u64> {
+    let (length, magic) = end.split_at_checked(4)?;
+    let length = u64::from(u32::from_le_bytes(length.try_into().ok()?));
+    (magic == MAGIC && length <= DESCRIPTION_BYTES_MAX).then_some(length)
+}
+
+/// So many bytes, at most [`DESCRIPTION_BYTES_MAX`]; `None` when the file ends before.
+fn read_exactly(file: BorrowedFd<'_>, offset: u64, size: u64) -> Result<Option<Vec<u8>>, Fault> {
+    let mut bytes = vec![0; size as usize];
     let mut filled = 0;
     while filled < bytes.len() {
         match rustix::io::pread(file, &mut bytes[filled..], offset + filled as u64) {
-            Ok(0) => return None,
+            Ok(0) => return Ok(None),
             Ok(read) => filled += read,
             Err(Errno::INTR) => {}
-            Err(_) => return None,
+            Err(errno) => return Err(kernel("read", errno)),
         }
     }
-    Some(bytes)
+    Ok(Some(bytes))
 }
 
 /// A saved content on the disk.
@@ -144,10 +156,17 @@ impl Replace<'_> {
             }
         }
         if let Err(fault) = self.overwrite(&target, new) {
-            // When even this fails, the entry stays, and the next start tries again.
-            if entry.saved.restore(&entry.file, &target).is_ok() {
-                entry.remove();
+            let restored = self
+                .steps
+                .before(Step::Restore)
+                .map_err(at("write"))
+                .and_then(|()| entry.saved.restore(&entry.file, &target));
+            if restored.is_err() {
+                // The entry stays, and the next start tries again.
+                let kept = self.store.path_of(UNDO, &entry.name);
+                return Err(Fault { kind: FaultKind::Conflict { kept }, ..fault });
             }
+            entry.remove();
             return Err(fault);
         }
         let _ = self.steps.before(Step::RemoveSaved);
@@ -187,18 +206,13 @@ impl Replace<'_> {
 
     fn fill_saved(&self, old: &Old, entry: &mut Entry) -> Result<(), Fault> {
         let step = at("save the old content");
-        let (mut hash, mut offset, mut part) = (Hash::default(), 0, vec![0; COPY_BYTES]);
-        loop {
-            let read = match rustix::io::pread(&old.file, &mut part[..], offset) {
-                Ok(0) => break,
-                Ok(read) => read,
-                Err(Errno::INTR) => continue,
-                Err(errno) => return Err(kernel("read", errno)),
-            };
-            crate::stamp::still_wanted(self.reply)?;
-            hash.add(&part[..read]);
-            write_all_at(entry.file.as_fd(), &part[..read], offset).map_err(&step)?;
-            offset += read as u64;
+        let size = bytes_to_read(old.stat.st_size as u64);
+        let (mut parts, mut hash) = (Parts::new(&old.file, size, self.reply), Hash::default());
+        let mut offset = 0;
+        while let Some(part) = parts.next()? {
+            hash.add(part);
+            write_all_at(entry.file.as_fd(), part, offset).map_err(&step)?;
+            offset += part.len() as u64;
         }
         entry.saved.old = hash.stamp();
         let Some(trailer) = entry.saved.trailer() else {

@@ -20,15 +20,11 @@ use crate::fault::{at, found};
 use crate::media::{Format, PageCounter};
 use crate::resolve::{Last, resolve};
 use crate::serve::Reply;
-use crate::stamp::{Hash, Parts};
+use crate::stamp::{Hash, Parts, bytes_to_read};
 use crate::text::{Utf8Check, Window};
 
 /// Bytes of UTF-8 that UTF-16 is decoded to at a time.
 const DECODED_BYTES: usize = 64 * 1024;
-
-/// Most that is read of a file of which the kernel does not know the size, and says 0: those of
-/// `/proc` and `/sys`.
-const UNSIZED_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Answers [`FileCall::Open`](crate::FileCall::Open), and leaves the descriptor in `opened`.
 pub(crate) fn open(path: &str, opened: &mut Option<OwnedFd>) -> Result<Answer, Fault> {
@@ -46,8 +42,7 @@ pub(crate) fn read_text(call: &ReadText, reply: &dyn Reply) -> Result<Answer, Fa
     let (file, stat) = place.open_regular()?;
     let entry = entry(place.canonical, &stat, None);
     let has_stamp = entry.size <= STAMP_BYTES_MAX;
-    let size = if entry.size == 0 { UNSIZED_BYTES_MAX } else { entry.size };
-    let mut parts = Parts::new(&file, size, reply);
+    let mut parts = Parts::new(&file, bytes_to_read(entry.size), reply);
     let mut hash = Hash::default();
     let mut reading = Reading::new(call, entry.size);
     let mut at_end = true;

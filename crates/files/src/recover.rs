@@ -3,15 +3,16 @@
 //! It runs before the first call, and makes every change that was cut off one that was done or one
 //! that was not. The programs of the cell can write the notes it reads, so it only does what they
 //! could do themselves: it touches regular files named like our temporary ones, and the regular
-//! file that a saved content names, with the rights of their user. What it does not understand it
-//! removes from the notes and leaves alone.
+//! file that a saved content names, with the rights of their user. What is no note of ours it
+//! removes from the notes; a note that it cannot settle now, because something cannot be read, stays
+//! for the next start: it may be the only copy of a text.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::fs::{AtFlags, OFlags, RenameFlags};
 
-use crate::call::FileKind;
-use crate::fault::kernel;
+use crate::call::{Fault, FaultKind, FileKind};
+use crate::fault::at;
 use crate::in_place::Saved;
 use crate::replace::Patient;
 use crate::resolve::{Place, kind_of};
@@ -42,7 +43,7 @@ enum Note {
 pub(crate) fn recover(store: &Store) {
     let mut left = BYTES_MAX;
     each_note(store, INTENTS, |file| intent(store, file, &mut left));
-    each_note(store, UNDO, |file| undo(file, &mut left));
+    each_note(store, UNDO, |file| undo(store, file, &mut left));
 }
 
 /// Shows every note of a directory to `settle`, and removes it when it is settled, or no note.
@@ -59,14 +60,25 @@ fn each_note(store: &Store, name: &str, mut settle: impl FnMut(&OwnedFd) -> Note
         };
         let is_note = std::str::from_utf8(&name).is_ok_and(is_digits);
         let note = match place.open_regular() {
-            Ok((file, _)) if is_note => settle(&file),
-            _ => Note::Settled,
+            _ if !is_note => Note::Settled,
+            Ok((file, _)) => settle(&file),
+            Err(fault) if is_no_file(&fault) => Note::Settled,
+            Err(_) => Note::Open,
         };
         if note == Note::Settled {
             // A directory stays: it is none of ours, and nothing below it is looked at.
             let _ = rustix::fs::unlinkat(&directory, os(&name), AtFlags::empty());
         }
     }
+}
+
+/// Whether a fault of opening says that there is no regular file. Any other, such as too many open
+/// files, says nothing about what is there.
+fn is_no_file(fault: &Fault) -> bool {
+    matches!(
+        fault.kind,
+        FaultKind::NotFound | FaultKind::IsDirectory | FaultKind::NotRegular(_) | FaultKind::Loop
+    )
 }
 
 /// Takes `size` from what may still be read; false when it is too much.
@@ -79,16 +91,27 @@ fn afford(left: &mut u64, size: u64) -> bool {
 }
 
 fn intent(store: &Store, file: &OwnedFd, left: &mut u64) -> Note {
-    let Some(Noted { intent, complete }) = read_intent(file) else { return Note::Settled };
+    let Noted { intent, complete } = match read_intent(file) {
+        Ok(Some(noted)) => noted,
+        Ok(None) => return Note::Settled,
+        Err(_) => return Note::Open,
+    };
     let has_name = !intent.name.is_empty() && !intent.name.contains(&b'/');
     if !is_temporary_name(&intent.temporary) || !has_name {
         return Note::Settled;
     }
     let path = [&intent.directory, b"/".as_slice(), intent.temporary.as_bytes()].concat();
-    let Some(place) = find_again(&path) else { return Note::Settled };
+    let place = match find_again(&path) {
+        Ok(Some(place)) => place,
+        Ok(None) => return Note::Settled,
+        // The directory is gone, and what was in it.
+        Err(fault) if is_gone(&fault) => return Note::Settled,
+        Err(_) => return Note::Open,
+    };
     let size = match place.look() {
         Ok(Some(stat)) if kind_of(stat.st_mode) == FileKind::Regular => stat.st_size as u64,
-        _ => return Note::Settled,
+        Ok(_) => return Note::Settled,
+        Err(_) => return Note::Open,
     };
     match intent.purpose {
         // It never had another name.
@@ -124,15 +147,22 @@ fn intent(store: &Store, file: &OwnedFd, left: &mut u64) -> Note {
     }
 }
 
-fn read_intent(file: &OwnedFd) -> Option<Noted> {
-    let size = rustix::fs::fstat(file).ok()?.st_size as u64;
+/// Whether a path led to nothing, or elsewhere.
+fn is_gone(fault: &Fault) -> bool {
+    use FaultKind::{Elsewhere, NotDirectory, NotFound};
+    matches!(fault.kind, NotFound | NotDirectory | Elsewhere { .. })
+}
+
+/// `None` when it is no intent.
+fn read_intent(file: &OwnedFd) -> Result<Option<Noted>, Fault> {
+    let size = rustix::fs::fstat(file).map_err(at("stat"))?.st_size as u64;
     if size > INTENT_BYTES_MAX {
-        return None;
+        return Ok(None);
     }
     let mut bytes = vec![0; size as usize];
-    let read = rustix::io::pread(file, &mut bytes[..], 0).map_err(|errno| kernel("read", errno));
-    bytes.truncate(read.ok()?);
-    Noted::read(&bytes)
+    let read = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], 0));
+    bytes.truncate(read.map_err(at("read"))?);
+    Ok(Noted::read(&bytes))
 }
 
 fn remove(place: &Place) -> Note {
@@ -143,7 +173,6 @@ fn remove(place: &Place) -> Note {
 }
 
 fn keep(store: &Store, place: &Place, name: &[u8], size: u64, left: &mut u64) -> Note {
-    use std::os::fd::AsFd as _;
     // It may have to be copied.
     if !afford(left, size) {
         return Note::Open;
@@ -156,32 +185,52 @@ fn keep(store: &Store, place: &Place, name: &[u8], size: u64, left: &mut u64) ->
     }
 }
 
-fn undo(file: &OwnedFd, left: &mut u64) -> Note {
-    let Some(saved) = Saved::read(file) else { return Note::Settled };
-    let Some(place) = find_again(&saved.target) else { return Note::Settled };
-    let Ok((target, stat)) = place.open_regular() else { return Note::Settled };
+/// Puts a content back that was being replaced in place. Only a note that is none, and one whose
+/// target is whole, is settled without that: what is saved may be the only copy.
+fn undo(store: &Store, file: &OwnedFd, left: &mut u64) -> Note {
+    let saved = match Saved::read(file) {
+        Ok(Some(saved)) => saved,
+        Ok(None) => return Note::Settled,
+        Err(_) => return Note::Open,
+    };
+    let place = match find_again(&saved.target) {
+        Ok(Some(place)) => place,
+        Ok(None) => return Note::Settled,
+        // It may lie where something is mounted later.
+        Err(_) => return Note::Open,
+    };
+    put_back(store, &saved, file, &place, left).unwrap_or(Note::Open)
+}
+
+fn put_back(
+    store: &Store,
+    saved: &Saved,
+    file: &OwnedFd,
+    place: &Place,
+    left: &mut u64,
+) -> Result<Note, Fault> {
+    let (target, stat) = place.open_regular()?;
     let size = stat.st_size as u64;
     if size == saved.old.size || size == saved.new.size {
         if !afford(left, size) {
-            return Note::Open;
+            return Ok(Note::Open);
         }
-        match hash_file(&target, size, &Patient) {
-            Ok(Some(stamp)) if stamp == saved.old || stamp == saved.new => return Note::Settled,
-            Ok(_) => {}
-            Err(_) => return Note::Open,
+        let there = hash_file(&target, size, &Patient)?;
+        if there == Some(saved.old) || there == Some(saved.new) {
+            return Ok(Note::Settled);
         }
     }
-    // Read for its digest, and once more to be written back.
-    if !afford(left, saved.old.size.saturating_mul(2)) {
-        return Note::Open;
+    // Read for its digest, and once more to be written back; what is there now is copied.
+    if !afford(left, saved.old.size.saturating_mul(2).saturating_add(size)) {
+        return Ok(Note::Open);
     }
     // The write only began when all of it was on the disk.
-    if !saved.is_whole(file) {
-        return Note::Settled;
+    if !saved.is_whole(file)? {
+        return Ok(Note::Settled);
     }
-    let restored = place
-        .open(OFlags::RDWR)
-        .map_err(|errno| kernel("open", errno))
-        .and_then(|target| saved.restore(file, &target));
-    if restored.is_ok() { Note::Settled } else { Note::Open }
+    let writable = place.open(OFlags::RDWR).map_err(at("open"))?;
+    // It may be a part of each content, or what somebody wrote since.
+    store.keep_copy(target.as_fd(), &place.name)?;
+    saved.restore(file, &writable)?;
+    Ok(Note::Settled)
 }

@@ -19,6 +19,15 @@ const PART_BYTES: u64 = 512 * 1024;
 /// milliseconds, or 20 without instructions for it.
 const WANTED_BYTES: u64 = 4 * 1024 * 1024;
 
+/// Most that is read of a file of which the kernel does not know the size, and says 0: those of
+/// `/proc` and `/sys`.
+pub(crate) const UNSIZED_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Most that is read of a file whose size is said to be `size`, in bytes.
+pub(crate) fn bytes_to_read(size: u64) -> u64 {
+    if size == 0 { UNSIZED_BYTES_MAX } else { size }
+}
+
 /// The parts of a file, from its start to the size that it had when it was opened. So the end comes
 /// also when somebody makes it longer all the time; when it becomes shorter, it ends there.
 pub(crate) struct Parts<'a> {

@@ -43,6 +43,8 @@ pub(crate) enum Step {
     Truncate,
     /// Write the target through to the disk.
     SyncTarget,
+    /// Put the old content back after a write in place that failed.
+    Restore,
     /// Forget the old content that was saved.
     RemoveSaved,
     /// Give what is removed or moved another name.

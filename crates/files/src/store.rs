@@ -26,7 +26,7 @@ use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Fault, FaultKind, FileKind};
-use crate::fault::{at, io_at, kernel};
+use crate::fault::{at, found, io_at, kernel};
 use crate::resolve::{Place, kind_of, open_below};
 use crate::steps::{Step, Steps};
 
@@ -49,7 +49,7 @@ const TEMPORARY: (&str, &str) = (".cofferdam-", ".tmp");
 const NAME_BYTES_MAX: usize = 255;
 
 /// Bytes of one read when a file is copied.
-pub(crate) const COPY_BYTES: usize = 256 * 1024;
+const COPY_BYTES: usize = 256 * 1024;
 
 /// Stands after the description in an intent once its temporary file is complete.
 const COMPLETE: u8 = b'C';
@@ -203,13 +203,13 @@ impl Store {
         let kept = conflict_name(name)?;
         let flags = RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(directory, temporary, &conflicts, &kept, flags) {
-            Ok(()) => Ok(self.path_of(&kept)),
+            Ok(()) => Ok(self.path_of(CONFLICTS, &kept)),
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => {
                 // A symlink is what it says.
                 let kept = match rustix::fs::readlinkat(directory, temporary, Vec::new()) {
                     Ok(target) => {
                         rustix::fs::symlinkat(target, &conflicts, &kept).map_err(&failed)?;
-                        self.path_of(&kept)
+                        self.path_of(CONFLICTS, &kept)
                     }
                     Err(_) => {
                         let source = open_regular_below(directory, temporary).map_err(&failed)?;
@@ -231,18 +231,19 @@ impl Store {
         let kept = conflict_name(name)?;
         let copy = create(&conflicts, &kept).map_err(&failed)?;
         let copied = copy_all(source, copy.as_fd())
-            .and_then(|_| rustix::fs::fsync(&copy))
+            .and_then(|()| rustix::fs::fsync(&copy))
             .and_then(|()| rustix::fs::fsync(&conflicts));
         if let Err(errno) = copied {
             // A part of it is of no use.
             let _ = rustix::fs::unlinkat(&conflicts, &kept, AtFlags::empty());
             return Err(failed(errno));
         }
-        Ok(self.path_of(&kept))
+        Ok(self.path_of(CONFLICTS, &kept))
     }
 
-    fn path_of(&self, kept: &str) -> String {
-        format!("{}/{NAME}/{CONFLICTS}/{kept}", self.home.display())
+    /// Path of a file in one of the directories.
+    pub(crate) fn path_of(&self, directory: &str, name: &str) -> String {
+        format!("{}/{NAME}/{directory}/{name}", self.home.display())
     }
 }
 
@@ -310,13 +311,17 @@ pub(crate) fn write_all_at(
     Ok(())
 }
 
-/// Copies a file from its start to its end to the start of another, and says how many bytes.
-fn copy_all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<u64, Errno> {
+/// Copies a file from its start to the end that it has now to the start of another: somebody may
+/// make it longer all the time.
+fn copy_all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    let size = rustix::fs::fstat(from)?.st_size as u64;
     let mut part = vec![0; COPY_BYTES];
     let mut offset = 0;
-    loop {
-        match rustix::io::pread(from, &mut part[..], offset) {
-            Ok(0) => return Ok(offset),
+    while offset < size {
+        let wanted = (size - offset).min(COPY_BYTES as u64) as usize;
+        match rustix::io::pread(from, &mut part[..wanted], offset) {
+            // It is shorter by now.
+            Ok(0) => break,
             Ok(read) => {
                 write_all_at(to, &part[..read], offset)?;
                 offset += read as u64;
@@ -325,6 +330,7 @@ fn copy_all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<u64, Errno> {
             Err(errno) => return Err(errno),
         }
     }
+    Ok(())
 }
 
 /// Names in a directory that is open for reading, at most `most`.
@@ -386,11 +392,24 @@ impl Drop for Note<'_> {
     }
 }
 
-/// Where a path that is already canonical leads; `None` when it is not, or is gone.
-pub(crate) fn find_again(canonical: &[u8]) -> Option<Place> {
-    let text = std::str::from_utf8(canonical).ok()?;
-    let place = crate::resolve::resolve(text, crate::resolve::Last::Keep).ok()?;
-    (place.canonical == canonical && !place.must_be_directory).then_some(place)
+/// Where a canonical path leads, whose last name need not exist; `None` when it cannot be one. Fails
+/// when its directory cannot be reached now, with [`FaultKind::Elsewhere`] when a symlink stands on
+/// the way.
+pub(crate) fn find_again(canonical: &[u8]) -> Result<Option<Place>, Fault> {
+    let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..");
+    let Some(text) = std::str::from_utf8(canonical).ok().filter(|text| !text.contains('\0')) else {
+        return Ok(None);
+    };
+    let names = text.strip_prefix('/').map(|names| names.split('/'));
+    if !names.is_some_and(|mut names| names.all(|name| is_name(name.as_bytes()))) {
+        return Ok(None);
+    }
+    let place = crate::resolve::resolve(text, crate::resolve::Last::Keep)?;
+    if place.canonical != canonical {
+        let canonical = String::from_utf8_lossy(&place.canonical).into_owned();
+        return Err(found(FaultKind::Elsewhere { canonical }, "resolve"));
+    }
+    Ok(Some(place))
 }
 
 /// A name for system calls.

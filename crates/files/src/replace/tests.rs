@@ -701,3 +701,88 @@ fn hostile_notes_are_removed_and_touch_nothing_else() {
     assert_eq!(fs::read_dir(&undo).unwrap().count(), 0);
     assert_eq!(made.conflicts().len(), 0);
 }
+
+/// Leaves a saved content as a write in place does that is killed, and says where.
+fn leave_saved(made: &Made, name: &str, old: &[u8], new: &[u8]) -> PathBuf {
+    let saved = crate::in_place::Saved {
+        target: made.path(name).into_bytes(),
+        old: hash_bytes(old),
+        new: hash_bytes(new),
+    };
+    let undo = made.root.join("home/.cofferdam/undo");
+    fs::create_dir_all(&undo).unwrap();
+    let path = undo.join("0123456789abcdef");
+    fs::write(&path, [old, &saved.trailer().unwrap()].concat()).unwrap();
+    path
+}
+
+#[test]
+fn a_saved_content_stays_until_its_target_can_be_reached() {
+    let made = Made::new();
+    let saved = leave_saved(&made, "dir/file", OLD, b"new");
+    made.files.recover();
+    assert!(saved.exists(), "the directory is not there yet");
+    fs::create_dir(made.path("dir")).unwrap();
+    made.files.recover();
+    assert!(saved.exists(), "the file is not there yet");
+    fs::create_dir(made.path("other")).unwrap();
+    fs::write(made.path("other/file"), "ne").unwrap();
+    fs::remove_dir(made.path("dir")).unwrap();
+    symlink("other", made.path("dir")).unwrap();
+    made.files.recover();
+    assert!(saved.exists(), "the path leads elsewhere");
+    fs::remove_file(made.path("dir")).unwrap();
+    fs::rename(made.path("other"), made.path("dir")).unwrap();
+    // While a program holds a lease, nobody opens the file for writing without waiting.
+    let leased = File::open(made.path("dir/file")).unwrap();
+    assert!(cofferdam_sys::take_read_lease(leased.as_fd()).unwrap());
+    made.files.recover();
+    assert!(saved.exists(), "the file is leased");
+    drop(leased);
+    made.files.recover();
+    assert_eq!(fs::read(made.path("dir/file")).unwrap(), OLD);
+    assert_eq!(made.conflicts(), [b"ne"]);
+    made.assert_clean("reached");
+}
+
+#[test]
+fn what_a_file_holds_is_kept_before_an_old_content_is_put_back() {
+    for (there, back, kept) in [
+        (&b"somebody else's"[..], OLD, Some(&b"somebody else's"[..])),
+        (b"new text", b"new text", None),
+        (OLD, OLD, None),
+        (b"", OLD, Some(b"")),
+    ] {
+        let made = Made::new();
+        fs::write(made.path("file"), there).unwrap();
+        leave_saved(&made, "file", OLD, b"new text");
+        made.files.recover();
+        assert_eq!(fs::read(made.path("file")).unwrap(), back);
+        assert_eq!(made.conflicts(), kept.into_iter().collect::<Vec<_>>());
+        made.assert_clean("put back");
+    }
+}
+
+#[test]
+fn a_write_in_place_that_cannot_be_undone_says_where_the_old_content_is() {
+    let cut = AtomicUsize::new(0);
+    let made = Made::with_steps(move |step| match step {
+        Step::MakeTemporary => Err(Errno::ACCESS),
+        // The first part is written, and the second is not.
+        Step::WriteInPlace if cut.fetch_add(1, Ordering::SeqCst) > 0 => Err(Errno::IO),
+        Step::Restore => Err(Errno::IO),
+        _ => Ok(()),
+    });
+    fs::write(made.path("file"), OLD).unwrap();
+    let (call, content) = Way::NoTemporary.call(&made.path("file"));
+    let fault = ask(&made.files, call, Some(content)).unwrap_err();
+    let FaultKind::Conflict { kept } = fault.kind else { panic!("{fault:?}") };
+    assert_eq!((fault.step.as_str(), fault.errno), ("write", libc::EIO));
+    assert!(fs::read(kept).unwrap().starts_with(OLD));
+    let there = fs::read(made.path("file")).unwrap();
+    assert!(new_text().starts_with(&there) && there.len() < new_text().len());
+    Files::new(made.root.join("home")).recover();
+    assert_eq!(fs::read(made.path("file")).unwrap(), OLD);
+    assert_eq!(made.conflicts(), [there]);
+    made.assert_clean("put back");
+}
