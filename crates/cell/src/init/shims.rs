@@ -132,8 +132,10 @@ impl Init {
 
     /// Asks the session's keeper for shims until enough idle ones exist or are coming.
     pub(super) fn replenish(&mut self, name: &str) {
+        // Among very many sessions the processes go to calls.
+        let spare = if self.sessions.len() > IDLE_SESSIONS_MAX { 0 } else { IDLE_SHIMS_MIN };
         let session = self.session(name);
-        let wanted = session.waiting.len() + IDLE_SHIMS_MIN;
+        let wanted = session.waiting.len() + spare;
         let missing = wanted.saturating_sub(session.idle.len() + session.expected.len());
         for _ in 0..missing {
             if let Err(error) = self.request_shim(name) {

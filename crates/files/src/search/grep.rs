@@ -41,6 +41,12 @@ use crate::serve::Reply;
 /// Most threads of one search; more of them wait for the disk and for each other.
 const THREADS_MAX: usize = 4;
 
+/// Largest compiled pattern, and largest cache of its automaton, in bytes. The work for each byte of
+/// a line grows with the pattern, and cannot be given up within a line: nested repetitions like
+/// `(a{1,1000}){1,1000}` would take hours and gigabytes.
+const PATTERN_BYTES_MAX: usize = 2 * 1024 * 1024;
+const AUTOMATON_BYTES_MAX: usize = 8 * 1024 * 1024;
+
 /// Files that a thread takes at once.
 const BATCH_FILES: usize = 16;
 
@@ -110,6 +116,8 @@ fn matcher(grep: &Grep) -> Result<RegexMatcher, Fault> {
         .fixed_strings(grep.literal)
         .multi_line(true)
         .unicode(true)
+        .size_limit(PATTERN_BYTES_MAX)
+        .dfa_size_limit(AUTOMATON_BYTES_MAX)
         .octal(false);
     if !grep.multiline {
         builder.line_terminator(Some(b'\n')).dot_matches_new_line(false);

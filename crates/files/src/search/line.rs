@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Put where a line was cut at its end.
-const CUT_END: &str = " [truncated]";
+use crate::text::CUT_SUFFIX;
 
 /// Put where a line was cut at its start.
 const CUT_START: &str = "[truncated] ";
@@ -76,7 +75,7 @@ fn cut(line: &[u8], focus: Range<usize>, units_max: usize) -> Shown {
     text.push_str(lead);
     text.push_str(follow);
     if cut_end {
-        text.push_str(CUT_END);
+        text.push_str(CUT_SUFFIX);
     }
     let lossy =
         before.lossy && lead.contains('\u{fffd}') || after.lossy && follow.contains('\u{fffd}');
@@ -173,7 +172,7 @@ mod tests {
             let end = bounds[(at + length).min(bounds.len() - 1)];
             let shown = show(line.as_bytes(), || start..end, units_max);
             let body = shown.text.strip_prefix(CUT_START).unwrap_or(&shown.text);
-            let body = body.strip_suffix(CUT_END).unwrap_or(body);
+            let body = body.strip_suffix(CUT_SUFFIX).unwrap_or(body);
             assert!(line.contains(body));
             assert_eq!(shown.cut, units(&line) as u64 > units_max);
             assert!(units(body) as u64 <= units_max);

@@ -101,6 +101,19 @@ fn patterns_that_are_not_understood_say_why() {
     assert_eq!(run(&tree, &literal).unwrap().matches, 0);
 }
 
+#[test]
+fn patterns_that_would_take_hours_are_refused_and_useful_ones_are_not() {
+    let tree = Tree::new();
+    tree.write("f", "aaaa word\n");
+    for bomb in ["(a{1,1000}){1,1000}", "(a{1,300}){1,300}", r"(\w{1,30}){1,30}"] {
+        let reason = reason(&tree, &request(&tree, bomb, ""));
+        assert!(reason.contains("size limit"), "{bomb}: {reason}");
+    }
+    for useful in [r"\w{1,20}\s+\w{1,20}", r"(?i)a{1,100}", r"\p{L}+ \p{L}+", "a{4}"] {
+        assert_eq!(simple(&tree, useful, "").len(), 1, "{useful}");
+    }
+}
+
 /// C128.
 #[test]
 fn one_dialect() {
