@@ -188,14 +188,16 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// The next changes. Whoever asked last is woken. Not to be asked again after an error.
+    /// The next changes; `None` when the directory is gone, which the last change told. Whoever
+    /// asked last is woken. Not to be asked again after an error or the end.
     pub(crate) fn poll_changes(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Vec<Change>, FileError>> {
+    ) -> Poll<Result<Option<Vec<Change>>, FileError>> {
         let Poll::Ready(answer) = self.answers.poll_next(context) else { return Poll::Pending };
         let changes = match answer {
-            Ok(Some((Answer::Changes(changes), _))) => Ok(changes),
+            Ok(Some((Answer::Changes(changes), _))) => Ok(Some(changes)),
+            Ok(Some((Answer::WatchEnded, _))) => Ok(None),
             Ok(Some((Answer::Failed(fault), _))) => Err(ToolboxError::Failed(fault)),
             Ok(_) => Err(ToolboxError::Unexpected),
             Err(error) => Err(error),

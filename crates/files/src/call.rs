@@ -120,7 +120,8 @@ pub enum FileCall {
     Glob(Glob),
     /// Answered by any number of [`Answer::Matches`], then [`Answer::Searched`].
     Grep(Grep),
-    /// Answered by [`Answer::Watching`], then by [`Answer::Changes`] until the call is given up.
+    /// Answered by [`Answer::Watching`], then by [`Answer::Changes`] until the call is given up, or
+    /// the directory is gone: then [`Answer::WatchEnded`] is the last.
     Watch {
         /// The directory.
         path: String,
@@ -347,10 +348,11 @@ pub struct TextRead {
     pub text: String,
     /// Which they are; `None` for an empty file and for media.
     pub range: Option<LineRange>,
-    /// Lines of the file; `None` above [`STAMP_BYTES_MAX`], and for media. What follows the last
+    /// Lines of the file; `None` where it has no stamp, and for media. What follows the last
     /// line feed counts when it is not empty.
     pub total_lines: Option<u64>,
-    /// Next line to read; `None` at the end.
+    /// Next line to read; `None` at the end. It is told, too, where a file of `/proc` or `/sys` is
+    /// longer than the 1 MiB of it that can be read; to read on there is [`FaultKind::TooLarge`].
     pub next_line: Option<u64>,
     /// Whether a line was cut.
     pub cut: bool,
@@ -358,7 +360,8 @@ pub struct TextRead {
     pub encoding: Encoding,
     /// How its lines end, as far as they were looked at.
     pub line_ending: LineEnding,
-    /// Stamp of the file; `None` above [`STAMP_BYTES_MAX`].
+    /// Stamp of the file; `None` above [`STAMP_BYTES_MAX`], and for one that has content though its
+    /// size is said to be 0, as those of `/proc`.
     pub stamp: Option<Stamp>,
     /// Set for images and documents; then there is no text.
     pub media: Option<Media>,
@@ -530,10 +533,10 @@ pub enum FaultKind {
     },
     /// It holds something else than expected; with what it holds, unless it is gone.
     Stale(Option<Stamp>),
-    /// Somebody else wrote at the same time; both contents are kept. Or a write in place failed, and
-    /// so did putting the old content back: then `errno` says why it failed, the file holds a part
-    /// of the new content and what is left of the old, and the next start of the cell tries to put
-    /// the old one back.
+    /// Somebody else wrote at the same time; both contents are kept. Or a write in place failed,
+    /// and so did putting the old content back: then `errno` says why it failed, the file holds a
+    /// part of the new content and what is left of the old, and the next start of the cell tries to
+    /// put the old one back.
     Conflict {
         /// Where the other one is; below `undo/` it is the old content, and a short description of
         /// ours after it.
@@ -551,6 +554,17 @@ pub enum FaultKind {
         /// The engine's words.
         reason: String,
     },
+    /// A program holds a lease on it (`fcntl(2)`), and must give it back first.
+    Leased,
+    /// What is moved would come to another file system.
+    OtherFileSystem,
+    /// As many as there may be run already.
+    TooMany {
+        /// How many that is.
+        limit: u64,
+    },
+    /// Somebody else wrote it each time that the change was tried, though anything was expected.
+    Busy,
     /// Something else.
     Other,
 }
@@ -652,6 +666,9 @@ pub enum Answer {
     },
     /// To [`FileCall::Watch`].
     Changes(Vec<Change>),
+    /// To [`FileCall::Watch`]: the end. When the directory is gone from its path, the last change
+    /// before this is its [`Change::Remove`].
+    WatchEnded,
     /// The call failed.
     Failed(Fault),
 }

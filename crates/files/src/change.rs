@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use crate::call::{Answer, Expected, Fault, FaultKind, FileKind, Guard};
 use crate::fault::{at, found, kernel};
-use crate::replace::{MODE_MASK, Old, Patient, identity, intent, judge};
-use crate::resolve::{Last, Place, kind_of, resolve, resolve_making_parents};
+use crate::replace::{MODE_MASK, Old, Patient, intent, judge, keep_late, look_quietly};
+use crate::resolve::{Last, Place, identity, kind_of, resolve, resolve_making_parents};
 use crate::serve::{Files, Reply};
 use crate::stamp::still_wanted;
 use crate::steps::Step;
@@ -34,16 +34,24 @@ const NAMES_MAX: usize = 10_000;
 const ASK_EVERY: u64 = 64;
 
 /// Makes a directory.
-pub(crate) fn make_dir(path: &str, mode: u32, parents: bool) -> Result<Answer, Fault> {
+pub(crate) fn make_dir(
+    files: &Files,
+    path: &str,
+    mode: u32,
+    parents: bool,
+) -> Result<Answer, Fault> {
     let place = if parents {
-        resolve_making_parents(path, Last::Follow)?
+        resolve_making_parents(path, Last::Follow, &files.syncs)?
     } else {
         resolve(path, Last::Keep)?
     };
     let canonical = place.canonical_text()?;
     let mode = Mode::from_raw_mode(mode & MODE_MASK);
     match rustix::fs::mkdirat(&place.directory, place.name(), mode) {
-        Ok(()) => Ok(Answer::Made { canonical, created: true }),
+        Ok(()) => {
+            files.syncs.changed(&place.directory);
+            Ok(Answer::Made { canonical, created: true })
+        }
         Err(Errno::EXIST) => {
             let kind = place.look()?.map(|stat| kind_of(stat.st_mode));
             if parents && kind == Some(FileKind::Directory) {
@@ -160,6 +168,8 @@ pub(crate) fn move_entry(
             };
         }
     }
+    files.syncs.changed(&from.directory);
+    files.syncs.changed(&to.directory);
     Ok(Answer::Moved { from: from_text, to: to_text })
 }
 
@@ -195,6 +205,7 @@ pub(crate) fn remove(
             1
         }
     };
+    files.syncs.changed(&place.directory);
     Ok(Answer::Removed { canonical, removed })
 }
 
@@ -203,23 +214,30 @@ fn unlink(place: &Place) -> Result<(), Fault> {
 }
 
 /// Removes a file that holds what is expected: under another name, where nobody replaces it, it is
-/// compared once more.
+/// compared once more, while nobody has it open for writing. One that a program keeps open so is
+/// put back: what is written to it later must not be lost.
 fn remove_exactly(files: &Files, place: &Place, expected: Stamp) -> Result<(), Fault> {
     let name = temporary_name()?;
     let aside = crate::replace::beside(place, &name)?;
     let _note = files.store.note(&intent(place, &name, Purpose::Remove), &files.steps)?;
     files.steps.before(Step::Rename).map_err(at("rename"))?;
     rename(place, place.name(), &aside, aside.name()).map_err(at("rename"))?;
-    let there = match files.steps.before(Step::Judge) {
-        Ok(()) => stamp_of(&aside),
-        Err(_) => None,
-    };
-    if there == Some(expected) {
+    let there = files.steps.before(Step::Judge).ok().and_then(|()| look_quietly(&aside));
+    let stamp = there.as_ref().and_then(|(old, _)| old.stamp);
+    if let Some((old, true)) = &there
+        && stamp == Some(expected)
+    {
         let removed = files.steps.before(Step::RemoveTemporary).map_err(at("unlink"));
-        let Err(fault) = removed.and_then(|()| unlink(&aside)) else { return Ok(()) };
-        return Err(put_back(files, place, &aside, fault));
+        return match removed.and_then(|()| unlink(&aside)) {
+            Ok(()) => {
+                // The removal is done; what came too late for it is among the conflicts.
+                let _ = keep_late(&files.store, &place.name, old);
+                Ok(())
+            }
+            Err(fault) => Err(put_back(files, place, &aside, fault)),
+        };
     }
-    let stale = found(FaultKind::Stale(there), "compare");
+    let stale = found(FaultKind::Stale(stamp), "compare");
     Err(put_back(files, place, &aside, stale))
 }
 
@@ -266,11 +284,23 @@ fn open_level(above: &OwnedFd, name: Vec<u8>) -> Result<Level, Errno> {
     Ok(Level { name, identity, held: Some(held), below: Vec::new(), rounds: 0 })
 }
 
+/// Why a directory of the tree was not opened.
+fn not_opened(errno: Errno) -> Fault {
+    match errno {
+        // What is mounted is not part of the tree.
+        Errno::XDEV => {
+            let step = "remove: something is mounted there, which must be unmounted first";
+            Fault { kind: FaultKind::Denied, ..kernel(step, errno) }
+        }
+        errno => kernel("open", errno),
+    }
+}
+
 /// Removes a directory with everything below it, and counts what was removed. Depth costs memory
 /// for names, and neither stack nor descriptors.
 fn remove_tree(place: &Place, reply: &dyn Reply) -> Result<u64, Fault> {
     let mut removed = 0;
-    let mut levels = vec![open_level(&place.directory, place.name.clone()).map_err(at("open"))?];
+    let mut levels = vec![open_level(&place.directory, place.name.clone()).map_err(not_opened)?];
     while let Some(level) = levels.last_mut() {
         let Some(directory) = &level.held else {
             return Err(found(FaultKind::Other, "remove: a directory is not held"));
@@ -289,13 +319,7 @@ fn remove_tree(place: &Place, reply: &dyn Reply) -> Result<u64, Fault> {
                 Err(Errno::NOENT) => {}
                 // It is something else by now; the next look at its directory tells.
                 Err(Errno::NOTDIR | Errno::LOOP) => {}
-                Err(Errno::XDEV) => {
-                    return Err(kernel(
-                        "remove: another file system is mounted there",
-                        Errno::XDEV,
-                    ));
-                }
-                Err(errno) => return Err(kernel("open", errno)),
+                Err(errno) => return Err(not_opened(errno)),
             }
             continue;
         }
@@ -410,6 +434,7 @@ mod tests {
     use crate::call::FileCall;
     use crate::replace::tests::{Made, ask, exactly, guard};
     use crate::stamp::hash_bytes;
+    use crate::syncs::Syncs;
     use crate::testing::{Nobody, Waiting};
 
     fn make(made: &Made, name: &str, parents: bool) -> Result<bool, FaultKind> {
@@ -575,6 +600,58 @@ mod tests {
         assert!(Path::new(&made.path("dir/file")).exists());
         assert_eq!(take(&made, "dir/", true, Expected::Any), Ok(2));
         made.assert_clean("removed");
+    }
+
+    #[test]
+    fn a_file_that_a_program_has_open_for_writing_is_not_removed() {
+        let made = Made::new();
+        fs::write(made.path("file"), "old").unwrap();
+        let mut writer = fs::OpenOptions::new().append(true).open(made.path("file")).unwrap();
+        let stale = Err(FaultKind::Stale(Some(hash_bytes(b"old"))));
+        assert_eq!(take(&made, "file", false, exactly(b"old")), stale);
+        std::io::Write::write_all(&mut writer, b" and more").unwrap();
+        drop(writer);
+        assert_eq!(fs::read(made.path("file")).unwrap(), b"old and more");
+        assert_eq!(take(&made, "file", false, exactly(b"old and more")), Ok(1));
+        made.assert_clean("removed");
+    }
+
+    #[test]
+    fn every_directory_that_changes_is_written_through() {
+        let mut made = Made::new();
+        for directory in ["from", "to", "tree/below"] {
+            fs::create_dir_all(made.path(directory)).unwrap();
+        }
+        fs::write(made.path("from/file"), "").unwrap();
+        let number = |name: &str| fs::metadata(made.path(name)).unwrap().ino();
+        let (work, from, to) = (number("."), number("from"), number("to"));
+        let (tell, told) = std::sync::mpsc::channel();
+        made.files.syncs = Syncs::with(Arc::new(move |directory: &OwnedFd| {
+            tell.send(rustix::fs::fstat(directory).unwrap().st_ino).unwrap();
+        }));
+        // Each waits for its own: those of several calls are written through together.
+        let next = |count: usize| {
+            let patience = std::time::Duration::from_secs(20);
+            let mut next: Vec<u64> =
+                (0..count).map(|_| told.recv_timeout(patience).unwrap()).collect();
+            next.sort_unstable();
+            next
+        };
+        assert_eq!(shift(&made, "from/file", "to/file", Expected::Any), Ok(()));
+        let mut both = vec![from, to];
+        both.sort_unstable();
+        assert_eq!(next(2), both);
+        assert_eq!(take(&made, "to/file", false, Expected::Any), Ok(1));
+        assert_eq!(next(1), [to]);
+        assert_eq!(take(&made, "tree", true, Expected::Any), Ok(2));
+        assert_eq!(next(1), [work]);
+        assert_eq!(make(&made, "one", false), Ok(true));
+        assert_eq!(next(1), [work]);
+        assert_eq!(make(&made, "to/a/b", true), Ok(true));
+        let mut parents = vec![to, fs::metadata(made.path("to/a")).unwrap().ino()];
+        parents.sort_unstable();
+        assert_eq!(next(2), parents);
+        assert_eq!(told.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
     }
 
     #[test]

@@ -5,14 +5,11 @@ use rustix::io::Errno;
 
 use crate::call::{Answer, EDIT_BYTES_MAX, Edit, Expected, Fault, FaultKind};
 use crate::fault::{at, found, kernel};
-use crate::replace::{Attempt, Body, Old, Replace, judge};
+use crate::replace::{ATTEMPTS_MAX, Attempt, Body, Old, Replace, judge, overtaken};
 use crate::resolve::{Last, resolve};
 use crate::serve::{Files, Reply};
 use crate::stamp::{Parts, hash_bytes};
 use crate::write::{leads_to, refuse_directory};
-
-/// How often an edit starts over because somebody else wrote in between.
-const ATTEMPTS_MAX: u32 = 3;
 
 /// Replaces a text.
 pub(crate) fn edit(files: &Files, call: &Edit, reply: &dyn Reply) -> Result<Answer, Fault> {
@@ -71,7 +68,7 @@ pub(crate) fn edit(files: &Files, call: &Edit, reply: &dyn Reply) -> Result<Answ
             Attempt::Overtaken(stamp) => there = stamp,
         }
     }
-    Err(found(FaultKind::Stale(there), "compare"))
+    Err(overtaken(&call.guard.expected, there))
 }
 
 /// The fault for a file that is not there.

@@ -12,7 +12,7 @@ use crate::call::{Answer, Entry, Fault, FaultKind, FileKind, STAMP_BYTES_MAX};
 use crate::fault::{at, found, kernel};
 use crate::resolve::{Last, kind_of, open_below, resolve};
 use crate::serve::Reply;
-use crate::stamp::{hash_file, still_wanted};
+use crate::stamp::{has_more, hash_file, still_wanted};
 
 /// Most entries of one answer to a list.
 const LIST_MAX: usize = 1_000;
@@ -85,7 +85,11 @@ pub(crate) fn stat(
         FileKind::Symlink if follow => return Err(kernel("stat", Errno::LOOP)),
         FileKind::Regular if with_stamp && described.size <= STAMP_BYTES_MAX => {
             let (file, stat) = place.open_regular()?;
-            let stamp = hash_file(&file, STAMP_BYTES_MAX, reply)?;
+            let stamp = match hash_file(&file, STAMP_BYTES_MAX, reply)? {
+                // What the kernel makes up while it is read has none.
+                Some(stamp) if stamp.size == 0 && has_more(&file, 0).unwrap_or(true) => None,
+                stamp => stamp,
+            };
             return Ok(Answer::Entry(entry(place.canonical, &stat, None), stamp));
         }
         _ => {}

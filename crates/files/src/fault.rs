@@ -16,6 +16,9 @@ pub(crate) fn kernel(step: &str, errno: Errno) -> Fault {
         Errno::NOTEMPTY => FaultKind::NotEmpty,
         Errno::LOOP => FaultKind::Loop,
         Errno::NAMETOOLONG => FaultKind::NameTooLong,
+        // No call here waits for anything else that it would not wait for.
+        Errno::AGAIN => FaultKind::Leased,
+        Errno::XDEV => FaultKind::OtherFileSystem,
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FaultKind::NoSpace,
         _ => FaultKind::Other,
     };

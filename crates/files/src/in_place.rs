@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::{Fault, FaultKind};
 use crate::fault::{at, found, kernel};
-use crate::replace::{Attempt, New, Old, Patient, Replace, identity};
+use crate::replace::{Attempt, New, Old, Patient, Replace};
+use crate::resolve::identity;
 use crate::stamp::{Hash, Parts, bytes_to_read, hash_file};
 use crate::steps::Step;
 use crate::store::{UNDO, create, random_digits, write_all_at};

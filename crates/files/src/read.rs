@@ -20,7 +20,7 @@ use crate::fault::{at, found};
 use crate::media::{Format, PageCounter};
 use crate::resolve::{Last, resolve};
 use crate::serve::Reply;
-use crate::stamp::{Hash, Parts, bytes_to_read};
+use crate::stamp::{Hash, Parts, UNSIZED_BYTES_MAX, bytes_to_read, has_more};
 use crate::text::{Utf8Check, Window};
 
 /// Bytes of UTF-8 that UTF-16 is decoded to at a time.
@@ -41,23 +41,42 @@ pub(crate) fn read_text(call: &ReadText, reply: &dyn Reply) -> Result<Answer, Fa
     let place = resolve(&call.path, Last::Follow)?;
     let (file, stat) = place.open_regular()?;
     let entry = entry(place.canonical, &stat, None);
-    let has_stamp = entry.size <= STAMP_BYTES_MAX;
+    let mut has_stamp = entry.size <= STAMP_BYTES_MAX;
     let mut parts = Parts::new(&file, bytes_to_read(entry.size), reply);
     let mut hash = Hash::default();
     let mut reading = Reading::new(call, entry.size);
-    let mut at_end = true;
+    let (mut end, mut seen) = (End::Whole, 0);
     while let Some(part) = parts.next()? {
         if has_stamp {
             hash.add(part);
         }
         reading.add(part)?;
+        seen += part.len() as u64;
         if !has_stamp && reading.is_settled() {
-            at_end = false;
+            end = End::Settled;
             break;
         }
     }
+    if entry.size == 0 && seen > 0 {
+        // What the kernel makes up while it is read is another text each time.
+        has_stamp = false;
+        if seen >= UNSIZED_BYTES_MAX && has_more(&file, seen)? {
+            end = End::Limit;
+        }
+    }
     let stamp = has_stamp.then(|| hash.stamp());
-    reading.end(entry, stamp, at_end).map(|read| Answer::Text(Box::new(read)))
+    reading.end(entry, stamp, end).map(|read| Answer::Text(Box::new(read)))
+}
+
+/// Where the reading of a file ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// At its end.
+    Whole,
+    /// Where nothing that comes changes the answer.
+    Settled,
+    /// At [`UNSIZED_BYTES_MAX`], and there is more.
+    Limit,
 }
 
 /// How bytes become text.
@@ -167,9 +186,9 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// The answer. `at_end` says whether all of the file was looked at; without a stamp it is too
-    /// large for an account of all of it.
-    fn end(mut self, entry: Entry, stamp: Option<Stamp>, at_end: bool) -> Result<TextRead, Fault> {
+    /// The answer. Without a stamp there is no account of all of the file.
+    fn end(mut self, entry: Entry, stamp: Option<Stamp>, end: End) -> Result<TextRead, Fault> {
+        let at_end = end == End::Whole;
         let encoding = match &self.decoding {
             Some(Decoding::Utf16 { encoding, .. }) => *encoding,
             _ if !self.is_utf8(!at_end) => Encoding::Lossy,
@@ -207,12 +226,26 @@ impl<'a> Reading<'a> {
                 return Err(found(FaultKind::PastEnd { total_lines }, "read"));
             }
         }
+        let (mut next_line, mut cut) = (self.window.next(), self.window.cut());
+        if end == End::Limit && next_line.is_none() {
+            // A line that the limit cuts is shown as far as it goes when it is the first.
+            if self.window.shown().is_none() {
+                self.window.end();
+                cut = true;
+            }
+            let Some(shown) = self.window.shown() else {
+                // What was asked for lies beyond the limit.
+                let (size, limit) = (UNSIZED_BYTES_MAX + 1, UNSIZED_BYTES_MAX);
+                return Err(found(FaultKind::TooLarge { size, limit }, "read"));
+            };
+            next_line = Some(shown.last + 1);
+        }
         Ok(TextRead {
             entry,
             range: self.window.shown(),
             total_lines: stamp.map(|_| self.window.lines()),
-            next_line: self.window.next(),
-            cut: self.window.cut(),
+            next_line,
+            cut,
             encoding,
             line_ending: self.window.line_ending(),
             text: self.window.into_text(),
@@ -350,6 +383,29 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             assert_eq!(read(&call(&path)), Err(FaultKind::Binary), "{bytes:x?}");
         }
+    }
+
+    #[test]
+    fn a_file_whose_size_is_not_known_has_no_stamp_and_says_that_it_goes_on() {
+        let proc = read(&call(Path::new("/proc/self/status"))).unwrap();
+        assert_eq!((proc.stamp, proc.total_lines, proc.next_line), (None, None, None));
+        assert!(proc.text.starts_with("Name:") && proc.text.ends_with('\n'));
+        let stat = crate::entry::stat("/proc/self/status", true, true, &Waiting).unwrap();
+        assert!(matches!(stat, Answer::Entry(_, None)), "{stat:?}");
+        // What the limit ends, in a line and after one.
+        let read = |first_line: u64, text: &str| {
+            let call = ReadText { first_line, ..call(Path::new("/")) };
+            let mut reading = Reading::new(&call, 0);
+            reading.add(text.as_bytes()).unwrap();
+            let read = reading.end(anything(), None, End::Limit).map_err(|fault| fault.kind)?;
+            Ok((read.text, read.next_line, read.cut))
+        };
+        let told = |text: &str, next, cut| Ok((text.to_owned(), Some(next), cut));
+        assert_eq!(read(1, "a\nb\n"), told("a\nb\n", 3, false));
+        assert_eq!(read(1, "a\nb"), told("a\n", 2, false));
+        assert_eq!(read(2, "a\nb"), told("b", 3, true));
+        let (size, limit) = (UNSIZED_BYTES_MAX + 1, UNSIZED_BYTES_MAX);
+        assert_eq!(read(3, "a\nb"), Err(FaultKind::TooLarge { size, limit }));
     }
 
     #[test]
@@ -666,7 +722,7 @@ mod tests {
         for part in std::iter::once(head).chain(rest.chunks(part)) {
             reading.add(part).map_err(|fault| fault.kind)?;
         }
-        reading.end(anything(), Some(hash_bytes(bytes)), true).map_err(|fault| fault.kind)
+        reading.end(anything(), Some(hash_bytes(bytes)), End::Whole).map_err(|fault| fault.kind)
     }
 
     fn piece() -> impl Strategy<Value = Vec<u8>> {

@@ -4,8 +4,8 @@
 //! that was not. The programs of the cell can write the notes it reads, so it only does what they
 //! could do themselves: it touches regular files named like our temporary ones, and the regular
 //! file that a saved content names, with the rights of their user. What is no note of ours it
-//! removes from the notes; a note that it cannot settle now, because something cannot be read, stays
-//! for the next start: it may be the only copy of a text.
+//! removes from the notes; a note that it cannot settle now, because something cannot be read,
+//! stays for the next start: it may be the only copy of a text.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 
 use crate::call::{Expected, Fault, FaultKind, STAMP_BYTES_MAX, Written};
 use crate::fault::{at, found, kernel};
-use crate::resolve::{Place, open_below};
+use crate::resolve::{Place, identity, open_below};
 use crate::serve::{Gone, Reply};
 use crate::stamp::{Hash, Parts, hash_file, still_wanted};
 use crate::steps::{Step, Steps};
@@ -41,8 +41,8 @@ use crate::text::count_lines;
 /// What a UTF-8 text may start with.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// How often a write starts over because somebody else wrote in between.
-const ATTEMPTS_MAX: u32 = 3;
+/// How often a write or an edit is tried, because somebody else wrote in between.
+pub(crate) const ATTEMPTS_MAX: u32 = 3;
 
 /// How long a program that has the old file open for writing may take to close it. Most that do are
 /// just finishing.
@@ -219,9 +219,15 @@ pub(crate) fn judge(expected: &Expected, old: Option<&Old>) -> Result<(), Fault>
     Err(found(kind, "compare"))
 }
 
-/// What names a file as long as it exists.
-pub(crate) fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
+/// The fault of a change that was overtaken [`ATTEMPTS_MAX`] times; `there` is what is there, where
+/// known.
+pub(crate) fn overtaken(expected: &Expected, there: Option<Stamp>) -> Fault {
+    let kind = match expected {
+        // Nothing that is there can be stale.
+        Expected::Any => FaultKind::Busy,
+        Expected::Absent | Expected::Exactly { .. } => FaultKind::Stale(there),
+    };
+    found(kind, "compare")
 }
 
 /// A caller who never gives up: past the exchange a write is finished, whoever waits for it.
@@ -277,7 +283,7 @@ impl Replace<'_> {
                 Attempt::Overtaken(stamp) => there = stamp,
             }
         }
-        Err(found(FaultKind::Stale(there), "compare"))
+        Err(overtaken(&self.expected, there))
     }
 
     /// Replaces what was seen, `None` for no file.
@@ -421,7 +427,7 @@ impl Replace<'_> {
             let mut kept = (!removed).then(|| self.keep(&temporary));
             self.sync_directory();
             if removed {
-                kept = self.keep_late(there);
+                kept = keep_late(self.store, &self.place.name, there);
             }
             let mut written = self.written(new, Some(old), true);
             written.link_broken = there.stat.st_nlink > 1;
@@ -466,34 +472,10 @@ impl Replace<'_> {
         temporary.remove(self.steps).is_ok()
     }
 
-    /// The old file is gone, but a program may have found it by its name before the exchange, and
-    /// have come to opening it only after it was looked at. Then it waits for our lease to end: it
-    /// is let in, and what it writes is kept. Where it is, unless nothing was written.
-    fn keep_late(&self, old: &Old) -> Option<String> {
-        if cofferdam_sys::holds_read_lease(old.file.as_fd()).unwrap_or(true) {
-            return None;
-        }
-        // Where there are no leases there was nothing to give back.
-        let _ = cofferdam_sys::give_back_lease(old.file.as_fd());
-        wait_for_writers(&old.file);
-        if hash_file(&old.file, STAMP_BYTES_MAX, &Patient) == Ok(old.stamp) {
-            return None;
-        }
-        // Without room it cannot be kept, and it has no name that it could stay at.
-        self.store.keep_copy(old.file.as_fd(), &self.place.name).ok()
-    }
-
-    /// Looks at what is at `place` after an exchange, and whether nobody has it open for writing.
-    /// As long as the file is held nobody can open it so. `None` when it cannot be looked at: then
-    /// it is not what was expected.
+    /// As [`look_quietly`], after an exchange.
     fn peek(&self, step: Step, place: &Place) -> Option<(Old, bool)> {
         self.steps.before(step).ok()?;
-        let (file, _) = place.open_regular().ok()?;
-        let quiet = wait_for_writers(&file);
-        // Once it is quiet, this is the last word.
-        let stat = rustix::fs::fstat(&file).ok()?;
-        let stamp = hash_file(&file, STAMP_BYTES_MAX, &Patient).ok()?;
-        Some((Old { file, stat, stamp }, quiet))
+        look_quietly(place)
     }
 
     /// Moves T to where conflicts are kept, and says where it is; where that fails, it stays.
@@ -532,6 +514,35 @@ impl Replace<'_> {
             bom_kept: new.bom,
         }
     }
+}
+
+/// Looks at what is at `place` under a name that nobody else knows, and whether nobody has it open
+/// for writing. As long as the file is held nobody can open it so. `None` when it cannot be looked
+/// at: then it is not what was expected.
+pub(crate) fn look_quietly(place: &Place) -> Option<(Old, bool)> {
+    let (file, _) = place.open_regular().ok()?;
+    let quiet = wait_for_writers(&file);
+    // Once it is quiet, this is the last word.
+    let stat = rustix::fs::fstat(&file).ok()?;
+    let stamp = hash_file(&file, STAMP_BYTES_MAX, &Patient).ok()?;
+    Some((Old { file, stat, stamp }, quiet))
+}
+
+/// The old file, which was called `name`, is gone, but a program may have found it by its name
+/// before, and have come to opening it only after it was looked at. Then it waits for our lease to
+/// end: it is let in, and what it writes is kept. Where it is, unless nothing was written.
+pub(crate) fn keep_late(store: &Store, name: &[u8], old: &Old) -> Option<String> {
+    if cofferdam_sys::holds_read_lease(old.file.as_fd()).unwrap_or(true) {
+        return None;
+    }
+    // Where there are no leases there was nothing to give back.
+    let _ = cofferdam_sys::give_back_lease(old.file.as_fd());
+    wait_for_writers(&old.file);
+    if hash_file(&old.file, STAMP_BYTES_MAX, &Patient) == Ok(old.stamp) {
+        return None;
+    }
+    // Without room it cannot be kept, and it has no name that it could stay at.
+    store.keep_copy(old.file.as_fd(), name).ok()
 }
 
 /// Waits a while for programs that have a file open for writing, and says whether none has. Then

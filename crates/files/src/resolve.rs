@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::call::{Fault, FaultKind, FileKind};
 use crate::fault::{at, found, kernel};
+use crate::syncs::Syncs;
 
 /// Symlinks in one path: as many as the kernel follows (`path_resolution(7)`).
 const LINKS_MAX: usize = 40;
@@ -115,9 +116,9 @@ pub(crate) fn kind_of(mode: RawMode) -> FileKind {
     }
 }
 
-/// Device and number of what is open.
-pub(crate) fn identity_of(file: impl AsFd) -> Option<(u64, u64)> {
-    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
+/// Device and number: what names a file as long as it exists.
+pub(crate) fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 /// Opens one component below a directory.
@@ -140,14 +141,19 @@ pub(crate) fn resolve(path: &str, last: Last) -> Result<Place, Fault> {
     Walk::start(path)?.run(last, &mut |_, _| Err(Errno::NOENT))
 }
 
-/// As [`resolve`]; directories that are missing are made with mode 0755, where the path itself names
-/// them. What a symlink names is not made: one that leads to nothing was not made to be filled.
-pub(crate) fn resolve_making_parents(path: &str, last: Last) -> Result<Place, Fault> {
+/// As [`resolve`]; directories that are missing are made with mode 0755, where the path itself
+/// names them, and what holds them is given to `syncs`. What a symlink names is not made: one that
+/// leads to nothing was not made to be filled.
+pub(crate) fn resolve_making_parents(
+    path: &str,
+    last: Last,
+    syncs: &Syncs,
+) -> Result<Place, Fault> {
     Walk::start(path)?.run(last, &mut |directory, name| {
         match rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(0o755)) {
             // Somebody else was faster.
             Err(Errno::EXIST) => Ok(()),
-            made => made,
+            made => made.map(|()| syncs.changed(directory)),
         }
     })
 }
@@ -392,7 +398,7 @@ mod tests {
         let root = fs::canonicalize(made.path()).unwrap();
         let path = root.join("x/y/z.txt");
         assert_eq!(resolve(text(&path), Last::Follow).unwrap_err().kind, FaultKind::NotFound);
-        let place = resolve_making_parents(text(&path), Last::Follow).unwrap();
+        let place = resolve_making_parents(text(&path), Last::Follow, &Syncs::start()).unwrap();
         assert_eq!(place.name, b"z.txt");
         assert!(root.join("x/y").is_dir() && !path.exists());
         // Not what a symlink names, but what lies below a directory that it leads to.
@@ -400,11 +406,13 @@ mod tests {
         symlink("x/y", root.join("good")).unwrap();
         let below = |name: &str| root.join(name).to_str().unwrap().to_owned();
         for lost in ["dangling/a/b.txt", "dangling/b.txt"] {
-            let refused = resolve_making_parents(&below(lost), Last::Follow).unwrap_err();
+            let refused =
+                resolve_making_parents(&below(lost), Last::Follow, &Syncs::start()).unwrap_err();
             assert_eq!(refused.kind, FaultKind::NotFound, "{lost}");
         }
         assert!(!root.join("nowhere").exists());
-        let place = resolve_making_parents(&below("good/new/b.txt"), Last::Follow).unwrap();
+        let place = resolve_making_parents(&below("good/new/b.txt"), Last::Follow, &Syncs::start())
+            .unwrap();
         assert_eq!(place.canonical_text().unwrap(), below("x/y/new/b.txt"));
     }
 

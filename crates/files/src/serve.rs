@@ -70,7 +70,9 @@ impl Files {
             FileCall::Watch { path, recursive } => watch::watch(&path, recursive, reply),
             FileCall::Write(call) => write::write(self, call, content, reply),
             FileCall::Edit(call) => edit::edit(self, &call, reply),
-            FileCall::MakeDir { path, mode, parents } => change::make_dir(&path, mode, parents),
+            FileCall::MakeDir { path, mode, parents } => {
+                change::make_dir(self, &path, mode, parents)
+            }
             FileCall::Move { from, to, guard } => {
                 change::move_entry(self, &from, &to, &guard, reply)
             }

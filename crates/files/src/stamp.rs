@@ -28,6 +28,12 @@ pub(crate) fn bytes_to_read(size: u64) -> u64 {
     if size == 0 { UNSIZED_BYTES_MAX } else { size }
 }
 
+/// Whether a file has bytes from `offset` on.
+pub(crate) fn has_more(file: &OwnedFd, offset: u64) -> Result<bool, Fault> {
+    let read = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut [0_u8; 1], offset));
+    Ok(read.map_err(at("read"))? > 0)
+}
+
 /// The parts of a file, from its start to the size that it had when it was opened. So the end comes
 /// also when somebody makes it longer all the time; when it becomes shorter, it ends there.
 pub(crate) struct Parts<'a> {

@@ -392,9 +392,9 @@ impl Drop for Note<'_> {
     }
 }
 
-/// Where a canonical path leads, whose last name need not exist; `None` when it cannot be one. Fails
-/// when its directory cannot be reached now, with [`FaultKind::Elsewhere`] when a symlink stands on
-/// the way.
+/// Where a canonical path leads, whose last name need not exist; `None` when it cannot be one.
+/// Fails when its directory cannot be reached now, with [`FaultKind::Elsewhere`] when a symlink
+/// stands on the way.
 pub(crate) fn find_again(canonical: &[u8]) -> Result<Option<Place>, Fault> {
     let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..");
     let Some(text) = std::str::from_utf8(canonical).ok().filter(|text| !text.contains('\0')) else {

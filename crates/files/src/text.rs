@@ -9,7 +9,7 @@ use memchr::memchr_iter;
 use crate::call::{LineEnding, ReadText};
 
 /// What a line that was cut ends with.
-const CUT_SUFFIX: &str = " [truncated]";
+pub(crate) const CUT_SUFFIX: &str = " [truncated]";
 
 /// Lines of a text: only a line feed ends one, and what follows the last one counts when it is not
 /// empty.

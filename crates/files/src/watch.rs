@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::call::{Answer, Change, Fault, FaultKind, FileKind};
 use crate::fault::{at, found, kernel};
-use crate::resolve::{Last, kind_of, resolve};
+use crate::resolve::{Last, identity, kind_of, resolve};
 use crate::search::walk::{self, Met};
 use crate::serve::Reply;
 
@@ -46,7 +46,7 @@ const MOVE_EVENTS: u64 = 256;
 /// Entries that are listed between two looks whether anybody still waits.
 const ENTRIES_PER_LOOK: u32 = 512;
 
-/// Tells changes until nobody waits for them, or the directory is gone.
+/// Tells changes until nobody waits for them, or the directory is gone; that is told first.
 pub(crate) fn watch(path: &str, recursive: bool, reply: &dyn Reply) -> Result<Answer, Fault> {
     let place = resolve(path, Last::Follow)?;
     let canonical = place.canonical_text()?;
@@ -85,7 +85,11 @@ pub(crate) fn watch(path: &str, recursive: bool, reply: &dyn Reply) -> Result<An
     if reply.send(watching, None).is_ok() {
         watch.run()?;
     }
-    Ok(Answer::Changes(watch.changes))
+    if !watch.changes.is_empty() {
+        // When nobody waits, nobody misses them.
+        let _ = reply.send(Answer::Changes(watch.changes), None);
+    }
+    Ok(Answer::WatchEnded)
 }
 
 /// A directory that is watched.
@@ -370,12 +374,12 @@ impl Watch<'_> {
     /// Adds a watch for what lies below the root, and makes sure that it is on the directory that
     /// this path leads to without symlinks.
     fn add(&self, below: &[u8]) -> Result<i32, Errno> {
-        let identity = || {
+        let which = || {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
             let stat = rustix::fs::fstat(walk::open(&self.root, below, flags)?)?;
-            Ok((stat.st_dev, stat.st_ino))
+            Ok(identity(&stat))
         };
-        let before = identity()?;
+        let before = which()?;
         let mask = WatchFlags::CREATE
             | WatchFlags::MODIFY
             | WatchFlags::ATTRIB
@@ -388,7 +392,7 @@ impl Watch<'_> {
             | WatchFlags::EXCL_UNLINK;
         let path = self.absolute(below);
         let id = inotify::add_watch(&*self.inotify, OsStr::from_bytes(&path), mask)?;
-        if identity() == Ok(before) {
+        if which() == Ok(before) {
             return Ok(id);
         }
         // What took its place is told by the parent, and watched then.

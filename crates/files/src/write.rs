@@ -22,7 +22,7 @@ pub(crate) fn write(
             return Err(found(FaultKind::Other, "take the content: its descriptor is missing"));
         }
     };
-    let place = find(&call.path, &call.guard, call.parents)?;
+    let place = find(files, &call.path, &call.guard, call.parents)?;
     let canonical = place.canonical_text()?;
     let _held = files.locks.hold(&place.canonical, reply)?;
     let replace = Replace {
@@ -41,7 +41,7 @@ pub(crate) fn write(
 }
 
 /// Where a file is to be written.
-fn find(path: &str, guard: &Guard, parents: bool) -> Result<Place, Fault> {
+fn find(files: &Files, path: &str, guard: &Guard, parents: bool) -> Result<Place, Fault> {
     // What can only be a directory is refused before directories are made for it.
     let means_directory = matches!(path.rsplit('/').next(), Some("" | "." | ".."));
     let place = match resolve(path, Last::Follow) {
@@ -49,7 +49,7 @@ fn find(path: &str, guard: &Guard, parents: bool) -> Result<Place, Fault> {
             if let Some(canonical) = foresee(path) {
                 leads_to(guard, &canonical)?;
             }
-            resolve_making_parents(path, Last::Follow)?
+            resolve_making_parents(path, Last::Follow, &files.syncs)?
         }
         place => place?,
     };

@@ -205,14 +205,26 @@ fn of_fault(mut about: About, fault: Fault) -> Status {
             let reason = shortened(&reason, REASON_BYTES_SHOWN);
             about.request(Code::InvalidArgument, "BAD_PATTERN", "pattern", &reason)
         }
-        FaultKind::Other if fault.errno == rustix::io::Errno::XDEV.raw_os_error() => about
-            .precondition(
-                "OTHER_FILE_SYSTEM",
-                "lies on another file system; copy it and remove it",
-            ),
-        FaultKind::Other if fault.errno == rustix::io::Errno::AGAIN.raw_os_error() => {
+        FaultKind::OtherFileSystem => about.precondition(
+            "OTHER_FILE_SYSTEM",
+            "lies on another file system; copy it and remove it",
+        ),
+        FaultKind::Leased => {
             about.precondition("LEASED", "is leased by a program, which must give it back first")
         }
+        FaultKind::TooMany { limit } => {
+            about.add("limit", &limit.to_string());
+            about.quota(
+                "TOO_MANY_WATCHES",
+                &format!("{limit} watches run in the cell, and no more may; end one first"),
+            )
+        }
+        FaultKind::Busy => about.unmet(
+            Code::Aborted,
+            "OVERTAKEN",
+            "somebody else wrote it each time that the change was tried, and it was not made; ask \
+             again",
+        ),
         FaultKind::Other => {
             let cause = match fault.errno {
                 0 => String::new(),
@@ -301,6 +313,10 @@ pub(super) mod tests {
             FaultKind::Conflict { kept: path() },
             FaultKind::Occurrences { count: 0, other_line_endings: true },
             FaultKind::BadPattern { reason: "x".repeat(9000) },
+            FaultKind::Leased,
+            FaultKind::OtherFileSystem,
+            FaultKind::TooMany { limit: 32 },
+            FaultKind::Busy,
             FaultKind::Other,
         ];
         let fault = |kind| FileError::Fault {

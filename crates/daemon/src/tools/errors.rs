@@ -340,6 +340,26 @@ fn fault_error(doing: Doing, shown: &str, fault: &FileFault) -> ToolError {
                 },
             )
         }
+        FaultKind::Leased => error(
+            "LEASED",
+            format!("Cannot {verb} {shown}: a program holds a lease on it."),
+            "Ask again when the program has ended.",
+        ),
+        FaultKind::OtherFileSystem => error(
+            "OTHER_FILE_SYSTEM",
+            format!("Cannot {verb} {shown}: it would come to another file system."),
+            "Copy it and remove it.",
+        ),
+        FaultKind::TooMany { limit } => error(
+            "TOO_MANY",
+            format!("Cannot {verb} {shown}: {limit} such calls run already, and no more may."),
+            "Ask again when one has ended.",
+        ),
+        FaultKind::Busy => error(
+            "OVERTAKEN",
+            format!("Cannot {verb} {shown}: another program wrote it at the same time."),
+            "Ask again.",
+        ),
         FaultKind::Other => {
             let cause = match fault.errno {
                 0 => String::new(),

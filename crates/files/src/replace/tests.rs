@@ -702,6 +702,41 @@ fn hostile_notes_are_removed_and_touch_nothing_else() {
     assert_eq!(made.conflicts().len(), 0);
 }
 
+#[test]
+fn a_write_of_anything_that_is_always_overtaken_is_busy_and_not_stale() {
+    for (expected, kind) in [
+        (Expected::Any, FaultKind::Busy),
+        (Expected::Exactly { stamp: hash_bytes(b"x"), or_absent: true }, FaultKind::Stale(None)),
+    ] {
+        let path = Arc::new(Mutex::new(String::new()));
+        let told = Arc::clone(&path);
+        let made = Made::with_steps(move |step| {
+            let path = told.lock().unwrap().clone();
+            match step {
+                // Somebody makes it, and has removed it before it is looked at again.
+                Step::Place => fs::write(&path, OTHER).unwrap(),
+                Step::ForgetIntent => drop(fs::remove_file(&path)),
+                _ => {}
+            }
+            Ok(())
+        });
+        *path.lock().unwrap() = made.path("file");
+        assert_eq!(write(&made.files, call(made.path("file"), b"x", expected)), Err(kind));
+        made.assert_clean("overtaken");
+    }
+}
+
+#[test]
+fn what_the_kernel_says_of_leases_and_file_systems_has_a_kind() {
+    let made = Made::new();
+    fs::write(made.path("file"), OLD).unwrap();
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let to = elsewhere.path().join("file").to_str().unwrap().to_owned();
+    let shift = FileCall::Move { from: made.path("file"), to, guard: guard(Expected::Any) };
+    assert_eq!(ask(&made.files, shift, None).unwrap_err().kind, FaultKind::OtherFileSystem);
+    assert_eq!(kernel("open", Errno::AGAIN).kind, FaultKind::Leased);
+}
+
 /// Leaves a saved content as a write in place does that is killed, and says where.
 fn leave_saved(made: &Made, name: &str, old: &[u8], new: &[u8]) -> PathBuf {
     let saved = crate::in_place::Saved {

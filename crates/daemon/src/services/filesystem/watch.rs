@@ -234,6 +234,8 @@ fn parse_token(token: &str) -> Option<(u32, u64, u64)> {
 enum Polled {
     Event(Event),
     TakenOver,
+    /// The directory is gone, and that is told.
+    Ended,
     Failed(FileError),
 }
 
@@ -306,6 +308,11 @@ impl Reader {
             Err(_) => return Some(Ok(self.response(Event::Keepalive(v1::WatchKeepalive {})))),
             Ok(Polled::Event(event)) => return Some(Ok(self.response(event))),
             Ok(Polled::TakenOver) => Fault::WatchResumed,
+            Ok(Polled::Ended) => {
+                self.watches.forget(self.id);
+                self.ended = true;
+                return None;
+            }
             Ok(Polled::Failed(error)) => {
                 self.watches.forget(self.id);
                 error.into()
@@ -363,7 +370,10 @@ fn poll(slot: &Mutex<Slot>, owner: u64, next: &mut u64, context: &mut Context<'_
         match slot.watching.poll_changes(context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Polled::Failed(error)),
-            Poll::Ready(Ok(changes)) => changes.into_iter().for_each(|one| slot.log.push(one)),
+            Poll::Ready(Ok(None)) => return Poll::Ready(Polled::Ended),
+            Poll::Ready(Ok(Some(changes))) => {
+                changes.into_iter().for_each(|one| slot.log.push(one))
+            }
         }
     }
 }
