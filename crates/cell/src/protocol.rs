@@ -212,5 +212,8 @@ pub enum ToolboxReply {
 /// Lanes that the toolbox serves at once.
 pub const LANES_MAX: usize = 8;
 
+/// Watches that the toolbox serves at once, each on a thread of its own.
+pub const WATCHES_MAX: usize = 32;
+
 /// Most entries that a survey visits.
 pub const SURVEY_ENTRIES_MAX: u64 = 1_000_000;

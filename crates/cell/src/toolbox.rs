@@ -1,16 +1,22 @@
 //! The toolbox: the cell's first process, one pid namespace above the commands and out of their
 //! sight, behind the same mounts and rules.
 //!
-//! Its threads are made before a command can run. The first one watches for the end of daemon and
-//! init; the others take requests from one channel, whoever is free. Who takes a lane stays with
-//! it, so that a call wakes one thread and no other. A watch, which has no end of its own, gets a
-//! thread for itself.
+//! The threads for calls are made before a command can run, so that no command can use up what they
+//! need. The first one watches for the end of daemon and init; the others take requests from one
+//! channel, whoever is free. Who takes a lane stays with it, so that a call wakes one thread and no
+//! other. Only two kinds of threads are made later, and may be missing then: a watch, which has no
+//! end of its own, gets one for itself, and a grep takes some to help it.
+//!
+//! A panic anywhere ends the process: a thread less would be one that nobody replaces, while the
+//! end of the toolbox is the end of the cell, and the daemon makes another one.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::panic;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -22,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::channel::{Channel, Received};
-use crate::protocol::{LANES_MAX, SURVEY_ENTRIES_MAX, ToolboxReply, ToolboxRequest};
+use crate::protocol::{LANES_MAX, SURVEY_ENTRIES_MAX, ToolboxReply, ToolboxRequest, WATCHES_MAX};
 
 /// Where the workspace is.
 const WORKSPACE: &str = "/workspace";
@@ -38,9 +44,6 @@ const WORKERS: usize = LANES_MAX + 2;
 /// machine.
 const LOOK_AGAIN: Duration = Duration::from_micros(60);
 
-/// Watches at once, each on a thread of its own.
-const WATCHES_MAX: usize = 32;
-
 type Requests = Channel<ToolboxReply, ToolboxRequest>;
 
 /// What every thread shares.
@@ -52,6 +55,7 @@ struct Toolbox {
 
 /// Serves until the daemon or init is gone.
 pub(crate) fn run(channel: Requests, init: Pid) -> u8 {
+    end_with_any_panic();
     let Ok(init) = pidfd_open(init, PidfdFlags::empty()) else { return 1 };
     let files = Files::new(PathBuf::from(HOME));
     files.recover();
@@ -74,6 +78,15 @@ pub(crate) fn run(channel: Requests, init: Pid) -> u8 {
             Ok(_) => {}
         }
     }
+}
+
+/// From here on a panic of any thread ends the process, after it was told as always.
+fn end_with_any_panic() {
+    let tell = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        tell(info);
+        process::abort();
+    }));
 }
 
 impl Toolbox {
@@ -113,26 +126,30 @@ impl Toolbox {
 
     /// Gives a watch a thread of its own.
     fn watch(self: &Arc<Self>, call: FileCall, lane: Lane) {
-        let shared = Arc::clone(self);
         if self.watches.fetch_add(1, Ordering::Relaxed) < WATCHES_MAX {
+            let (shared, own) = (Arc::clone(self), Arc::new(lane));
+            let lane = Arc::clone(&own);
             let spawned = thread::Builder::new().name("watch".to_owned()).spawn(move || {
-                shared.files.serve(call, None, &lane);
+                shared.files.serve(call, None, &*lane);
                 shared.watches.fetch_sub(1, Ordering::Relaxed);
             });
             if spawned.is_ok() {
                 return;
             }
+            refuse_watch(&own, FaultKind::Other, "watch: make a thread");
         } else {
-            let fault = Fault {
-                kind: FaultKind::Other,
-                step: format!("watch: {WATCHES_MAX} watches run already"),
-                errno: libc::EAGAIN,
-            };
-            let _ = lane.send(Answer::Failed(fault), None);
+            let limit = WATCHES_MAX as u64;
+            refuse_watch(&lane, FaultKind::TooMany { limit }, "watch");
         }
-        // Without a thread the socket is closed, and the daemon hears that the call has ended.
         self.watches.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Answers a watch that cannot be served now. The lane ends with it.
+fn refuse_watch(lane: &Lane, kind: FaultKind, step: &str) {
+    let fault = Fault { kind, step: step.to_owned(), errno: libc::EAGAIN };
+    // Whoever has given up needs no answer.
+    let _ = lane.send(Answer::Failed(fault), None);
 }
 
 /// The toolbox's end of a lane.
@@ -189,7 +206,30 @@ fn count_foreign(root: &Path, own: u32, most: u64) -> (u64, bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
+
+    /// Set in the process of the test that ends by a panic.
+    const PANICS: &str = "COFFERDAM_TEST_PANICS";
+
+    #[test]
+    fn a_panic_of_any_thread_ends_the_process() {
+        if std::env::var_os(PANICS).is_some() {
+            end_with_any_panic();
+            let ended = thread::spawn(|| panic!("told to")).join();
+            panic!("the process goes on: {ended:?}");
+        }
+        let name = "toolbox::tests::a_panic_of_any_thread_ends_the_process";
+        let output = process::Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture"])
+            .env(PANICS, "1")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{told}");
+        assert!(told.contains("told to") && !told.contains("goes on"), "{told}");
+    }
 
     #[test]
     fn a_survey_counts_other_owners_and_says_when_it_stopped() {

@@ -1,8 +1,8 @@
 //! What services do with files: the decisions about stamps, and the calls that carry them out.
 //!
 //! The toolbox does what it is told and answers what it found. Whether a session may overwrite a
-//! file is decided here, by what it has seen (its stamps), and travels as a
-//! condition that the toolbox checks in the moment of the change.
+//! file is decided here, by what it has seen (its stamps), and travels as a condition that the
+//! toolbox checks in the moment of the change.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use cofferdam_cell::protocol::WATCHES_MAX;
 use cofferdam_files::FileCall;
 use cofferdam_files::call::{
     Account, Answer, CONTENT_BYTES_MAX, Change, Content, Edit, Encoding, Entry, Expected, Fault,
@@ -24,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::decide::Refusal;
 use crate::stamps::{Freshness, Lines, Record, Replaced, Right, Seen, Stamps};
 use crate::supervisor::{Handle, StartRefused};
-use crate::toolbox::{Answered, Answers, Toolbox, ToolboxError};
+use crate::toolbox::{Answered, Answers, CALL_BYTES_MAX, Toolbox, ToolboxError};
 
 /// Calls about files that may wait or run at once. Each costs two descriptors.
 const CALLS_MAX: usize = 256;
@@ -33,8 +34,12 @@ const CALLS_MAX: usize = 256;
 /// quick.
 const SEARCHES_MAX: usize = 4;
 
-/// Watches at once: as many as the toolbox takes.
-const WATCHES_MAX: usize = 32;
+/// How long a search waits for another one to end.
+const SEARCH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longest texts of an edit, in bytes together: what a call to the toolbox takes, with room for the
+/// path, which is in it up to twice.
+pub(crate) const EDIT_BYTES_MAX: usize = CALL_BYTES_MAX - 16 * 1024;
 
 /// How often a change is decided anew because its path leads elsewhere: once for a path with
 /// symlinks, and a few times more for somebody who turns them meanwhile.
@@ -267,8 +272,9 @@ pub(crate) enum FileError {
     Draining,
     /// Too much runs at once; the sentence says what.
     Busy(String),
-    /// The cell ended during the call. Whether a change was made is not known; to ask again is
-    /// safe, because a change is guarded by what it expects.
+    /// The cell ended during the call. Whether a change was made is not known. To ask again is safe
+    /// where the change is guarded by a stamp, the session's or a given one, or by
+    /// [`Overwrite::Absent`]: it is refused when it was made.
     CellLost,
     /// There is no cell.
     NoCell {
@@ -497,7 +503,7 @@ impl Files {
                     FaultKind::Exists(_) if expected == Overwrite::Seen && expects_nothing => {
                         return Err(FileError::NotRead { path });
                     }
-                    _ => return Err(self.refused(caller, path, &canonical, fault)),
+                    _ => return Err(self.refused(caller, (path, &canonical), expected, fault)),
                 },
                 Err(error) => return Err(error),
             }
@@ -505,7 +511,7 @@ impl Files {
         Err(FileError::fault(&path, FaultKind::Elsewhere { canonical }, "resolve"))
     }
 
-    /// Replaces texts in a file.
+    /// Replaces texts in a file; at most [`EDIT_BYTES_MAX`] of both.
     pub(crate) async fn edit(&self, caller: &Caller, edit: EditFile) -> Result<Edited, FileError> {
         let EditFile { path, old, new, all, expected } = edit;
         let breaks = |text: &str| text.bytes().filter(|byte| *byte == b'\n').count() as u64;
@@ -539,7 +545,7 @@ impl Files {
                 Ok(_) => return Err(FileError::of(&path, ToolboxError::Unexpected)),
                 Err(FileError::Fault { fault, .. }) => match fault.kind {
                     FaultKind::Elsewhere { canonical: there } => canonical = there,
-                    _ => return Err(self.refused(caller, path, &canonical, fault)),
+                    _ => return Err(self.refused(caller, (path, &canonical), expected, fault)),
                 },
                 Err(error) => return Err(error),
             }
@@ -597,7 +603,7 @@ impl Files {
         }
     }
 
-    /// Finds files by name. Waits while as many searches run as may.
+    /// Finds files by name. Waits up to 30 s while as many searches run as may.
     pub(crate) async fn glob(&self, glob: Glob) -> Result<Found, FileError> {
         let path = glob.path.clone();
         let (toolbox, _permits) = self.begin_search().await?;
@@ -610,7 +616,7 @@ impl Files {
         }
     }
 
-    /// Finds lines. Waits while as many searches run as may.
+    /// Finds lines. Waits up to 30 s while as many searches run as may.
     pub(crate) async fn grep(&self, grep: Grep) -> Result<Matches, FileError> {
         let path = grep.path.clone();
         let (toolbox, permits) = self.begin_search().await?;
@@ -673,8 +679,12 @@ impl Files {
 
     async fn begin_search(&self) -> Result<(Toolbox, [OwnedSemaphorePermit; 2]), FileError> {
         let call = self.admit()?;
+        let free = Arc::clone(&self.0.searches).acquire_owned();
+        let search = tokio::time::timeout(SEARCH_PATIENCE, free).await.map_err(|_| {
+            let waited = SEARCH_PATIENCE.as_secs();
+            FileError::Busy(format!("{SEARCHES_MAX} searches run, and none ended in {waited} s"))
+        })?;
         // The semaphore is never closed.
-        let search = Arc::clone(&self.0.searches).acquire_owned().await;
         let search = search.map_err(|_| FileError::Draining)?;
         // Asked for behind the wait: by now another cell may stand.
         let toolbox = self.0.supervisor.toolbox().await?;
@@ -694,6 +704,10 @@ impl Files {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn holds(&self, caller: &Caller, canonical: &str) -> bool {
+        self.right(caller, canonical) != Right::None
     }
 
     fn right(&self, caller: &Caller, canonical: &str) -> Right {
@@ -790,7 +804,14 @@ impl Files {
                 Ok((answer, _)) => return Ok(answer),
                 Err(FileError::Fault { fault, .. }) => match fault.kind {
                     FaultKind::Elsewhere { canonical: there } => canonical = there,
-                    _ => return Err(self.refused(caller, path.to_owned(), &canonical, fault)),
+                    _ => {
+                        return Err(self.refused(
+                            caller,
+                            (path.to_owned(), &canonical),
+                            expected,
+                            fault,
+                        ));
+                    }
                 },
                 Err(error) => return Err(error),
             }
@@ -818,10 +839,22 @@ impl Files {
         Ok(Guard { canonical: Some(canonical), expected })
     }
 
-    /// What a fault of a change means for the caller.
-    fn refused(&self, caller: &Caller, path: String, canonical: &str, fault: Fault) -> FileError {
+    /// What a fault of a change means for the caller. `canonical` is where the path leads, when the
+    /// session's stamp decided, and otherwise a guess.
+    fn refused(
+        &self,
+        caller: &Caller,
+        (path, canonical): (String, &str),
+        expected: Overwrite,
+        fault: Fault,
+    ) -> FileError {
+        let by_stamp = expected == Overwrite::Seen;
         match fault.kind {
-            FaultKind::Stale(current) => self.stale(caller, path, canonical, current),
+            FaultKind::Stale(current) if by_stamp || self.holds(caller, canonical) => {
+                self.stale(caller, path, canonical, current)
+            }
+            // Where the path leads was not asked, so there is no path whose history it is.
+            FaultKind::Stale(current) => FileError::Stale { path, current },
             FaultKind::Conflict { kept } => FileError::Conflict { path, kept },
             _ => FileError::Fault { path, fault },
         }
@@ -950,6 +983,24 @@ mod tests {
         ] {
             assert_eq!(guess(path), expected);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_search_does_not_wait_for_ever_for_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_cell, port) = crate::testing::fake::launch(directory.path().to_owned());
+        let launch = || Err(cofferdam_cell::LaunchError::Spawn(io::Error::other("one cell")));
+        let logs = directory.path().to_owned();
+        let made = crate::supervisor::Supervisor::new(Box::new(launch), port, logs, 7);
+        let (_supervisor, handle) = made.unwrap();
+        let files = Files::new(handle);
+        let all = u32::try_from(SEARCHES_MAX).unwrap();
+        let _running = Arc::clone(&files.0.searches).acquire_many_owned(all).await.unwrap();
+        let before = tokio::time::Instant::now();
+        let error = files.begin_search().await.unwrap_err();
+        let sentence = "4 searches run, and none ended in 30 s".to_owned();
+        assert_eq!(error, FileError::Busy(sentence));
+        assert!(before.elapsed() >= SEARCH_PATIENCE);
     }
 
     #[test]

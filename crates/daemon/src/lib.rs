@@ -10,6 +10,7 @@ mod account;
 mod config;
 mod decide;
 mod drain;
+mod escape;
 mod events;
 mod explain;
 mod files;

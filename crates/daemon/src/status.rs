@@ -90,6 +90,16 @@ pub(crate) enum Fault {
     File(FileError),
     /// Another stream goes on with the watch.
     WatchResumed,
+    /// A streamed content did not go on.
+    UploadIdle {
+        /// How long was waited for it.
+        limit: Duration,
+    },
+    /// A client did not read the results of its search.
+    ReaderStalled {
+        /// How long was waited for it.
+        limit: Duration,
+    },
 }
 
 /// One wrong field.
@@ -155,6 +165,26 @@ impl From<Fault> for Status {
                 let mut details = info("WATCH_RESUMED", &[]);
                 details.add_precondition_failure_violation("WATCH_RESUMED", "watch", message);
                 Status::with_error_details(Code::Aborted, message, details)
+            }
+            Fault::UploadIdle { limit } => {
+                let limit = limit.as_secs();
+                let message = format!(
+                    "no message of the upload came for {limit} s, so it was given up; nothing was \
+                     written"
+                );
+                let mut details = info("UPLOAD_IDLE", &[("limit_seconds", &limit.to_string())]);
+                details.set_retry_info(Some(RETRY));
+                Status::with_error_details(Code::DeadlineExceeded, message, details)
+            }
+            Fault::ReaderStalled { limit } => {
+                let limit = limit.as_secs();
+                let message = format!(
+                    "the client read nothing for {limit} s, so the search was ended; others wait \
+                     for its place"
+                );
+                let mut details = info("READER_STALLED", &[("limit_seconds", &limit.to_string())]);
+                details.add_quota_failure_violation("searches", &message);
+                Status::with_error_details(Code::ResourceExhausted, message, details)
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::link::Ends;
 use crate::ready::register;
 
 /// Longest text that a call may carry: what the channel takes, with room for the framing.
-const CALL_BYTES_MAX: usize = BODY_BYTES_MAX - 16 * 1024;
+pub(crate) const CALL_BYTES_MAX: usize = BODY_BYTES_MAX - 16 * 1024;
 
 /// How long a call waits for room in the socket before the toolbox counts as busy. Its threads take
 /// what is quick within milliseconds.

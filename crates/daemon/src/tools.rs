@@ -173,8 +173,10 @@ A result is a JSON object. Fields with a question mark are there only when they 
 | `glob` | `content`, `count`, `path`, `truncated`, `skipped`, `note`? |
 | `grep` | `content`, `matchCount` (matching lines, in mode `files` files), `path`, `truncated`, `skipped`, `note`? |
 
-`skipped` counts what a search met and did not look into: `ignored`, `hidden`, `binary`,
-`too_large`, `unreadable`, `non_utf8_name`.
+`skipped` counts what a search met and did not look into: `ignored`, `hidden` (`.git` directories
+and temporary files of the file tools; other hidden files are searched), `binary`, `too_large`,
+`unreadable`. Its `non_utf8_name` counts files that were searched although their names are not
+UTF-8; such names are shown escaped.
 
 A command that goes on in the background has `pid`, its process group, and `outputDirectory` with
 the files `stdout` and `stderr`, which follow its output, and `exit`, which has the exit code once it

@@ -1,6 +1,7 @@
 //! `FilesystemService`.
 
 mod read;
+mod reader;
 mod upload;
 mod watch;
 mod wire;
@@ -9,6 +10,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cofferdam_files::call::{Entry, Glob, Grep, ReadText};
 use cofferdam_proto::v1;
@@ -19,6 +21,7 @@ use prost::Message;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::read::Wanted;
+pub(crate) use self::upload::UPLOAD_BYTES_MAX;
 pub(crate) use self::watch::Watches;
 use crate::files::{Caller, EditFile, Files, GrepPart, Matches, WriteContent, WriteFile};
 use crate::status::{Fault, violation};
@@ -56,6 +59,9 @@ const CONTEXT_MAX: u32 = 100;
 
 /// Room for everything of a response but its entries.
 const BYTES_RESERVED: usize = 64 * 1024;
+
+/// How long a Grep waits for its client to read on. Few searches run at once.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Tells a page token of ours from other text.
 const PAGE_TOKEN_PREFIX: &str = "after-";
@@ -411,7 +417,8 @@ impl FilesystemService for Filesystem {
                 Err(fault) => Some((Err(fault.into()), None)),
             }
         });
-        Ok(Response::new(Box::pin(parts)))
+        let stalled = || Fault::ReaderStalled { limit: READER_PATIENCE }.into();
+        Ok(Response::new(Box::pin(reader::pass_on(parts, READER_PATIENCE, stalled))))
     }
 
     async fn watch_dir(

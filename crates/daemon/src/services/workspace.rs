@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use crate::decide::{CALLS_MAX, GRACE};
 use crate::files::{Caller, Files};
 use crate::output::STREAM_BYTES_MAX;
+use crate::services::UPLOAD_BYTES_MAX;
 use crate::supervisor::Handle;
 use crate::validate::{Checker, EXECUTE_REQUEST_BYTES_MAX, MESSAGE_BYTES_MAX, within};
 
@@ -73,6 +74,7 @@ impl WorkspaceService for Workspace {
                 arguments_bytes: ARGUMENTS_BYTES_MAX as u64,
                 concurrent_calls: CALLS_MAX as u32,
                 retained_output_bytes: STREAM_BYTES_MAX,
+                write_content_bytes: UPLOAD_BYTES_MAX,
             }),
             call_limits: Some(v1::CallLimits {
                 wall_default_seconds: seconds(limits.wall),

@@ -64,7 +64,8 @@ pub(super) fn status(error: FileError) -> Status {
             let mut details = info("CELL_LOST", &[]);
             details.set_retry_info(Some(RETRY));
             let message = "the cell ended during the call; whether a change was made is not known. \
-                           To ask again is safe: a change is guarded by what it expects";
+                           To ask again is safe for a change that expects a stamp or absence: it \
+                           is refused when it was made";
             Status::with_error_details(Code::Unavailable, message, details)
         }
         FileError::NoCell { reason, retry } => {

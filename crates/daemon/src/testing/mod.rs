@@ -3,7 +3,7 @@
 
 mod calls;
 mod endings;
-mod fake;
+pub(crate) mod fake;
 mod faults;
 mod files;
 mod stamps;

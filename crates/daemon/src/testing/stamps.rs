@@ -91,3 +91,31 @@ async fn pages_of_stamps_and_of_a_history_lose_nothing() {
     assert_eq!((&*first.stamps[0].session, &*second.stamps[0].session), ("a", "b"));
     assert_eq!(second.next_page_token, "");
 }
+
+#[tokio::test]
+async fn a_given_stamp_leaves_no_history_where_its_path_does_not_lead() {
+    let mut daemon = TestDaemon::new().await;
+    let place = directory(&daemon);
+    let (file, link) = (format!("{place}/f"), format!("{place}/link"));
+    fs::write(&file, "one\n").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    daemon.read_lines(&file, "s", 1, 9).await.unwrap();
+    for (path, events) in [(&link, 0), (&file, 2)] {
+        let target = v1::WriteTarget {
+            path: path.clone(),
+            session: "s".to_owned(),
+            request_id: request_id(),
+            expected: Some(v1::Expected {
+                state: Some(v1::expected::State::Stamp(stamp(b"other"))),
+            }),
+            ..v1::WriteTarget::default()
+        };
+        let request = v1::WriteTextRequest { target: Some(target), text: "x".to_owned() };
+        let status = daemon.files.write_text(request).await.unwrap_err();
+        assert_eq!(super::files::reason(&status).1, "STALE_READ");
+        let path = path.clone();
+        let request = v1::GetStampHistoryRequest { path, ..Default::default() };
+        let history = daemon.stamps.get_stamp_history(request).await.unwrap().into_inner();
+        assert_eq!(history.events.len(), events);
+    }
+}

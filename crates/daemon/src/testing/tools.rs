@@ -234,4 +234,47 @@ async fn a_command_that_is_too_long_for_an_argument_runs_all_the_same() {
     let long = "x".repeat(200_000);
     let output = tools.bash(&format!("cat <<'EOF' | wc -c\n{long}\nEOF\nexit 9")).await;
     assert_eq!((&output["stdout"], &output["exitCode"]), (&json!("200001\n"), &json!(9)));
+    // The file that it was in is gone with it.
+    let jobs = tools.directory.path().join("cell/jobs");
+    assert_eq!(std::fs::read_dir(&jobs).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn files_of_the_last_jobs_stay_and_older_ones_go() {
+    let tools = Impatient::new();
+    let go = tools.directory.path().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
+    let running = tools.bash(&wait).await;
+    let running = PathBuf::from(running["outputDirectory"].as_str().unwrap());
+    let mut files = Vec::new();
+    for _ in 0..18 {
+        let output = tools.bash("seq 2001").await;
+        let shown = output["stdout"].as_str().unwrap();
+        let path = shown.lines().nth(500).unwrap().rsplit(": ").next().unwrap();
+        files.push(PathBuf::from(path.strip_suffix(']').unwrap()));
+    }
+    let there: Vec<bool> = files.iter().map(|path| path.exists()).collect();
+    assert_eq!((&there[..2], &there[2..]), (&[false; 2][..], &[true; 16][..]));
+    assert!(running.join("stdout").exists());
+    // Once it has ended, it counts as the newest.
+    std::fs::write(&go, "").unwrap();
+    until(async || !files[2].parent().unwrap().exists()).await;
+    assert!(running.join("exit").exists() && files[3].exists());
+}
+
+#[tokio::test]
+async fn an_edit_with_too_long_texts_is_told_so_and_not_about_its_file() {
+    let tools = Impatient::new();
+    let caller =
+        Caller { session: cofferdam_spec::SessionId::new("s").unwrap(), call: request_id() };
+    let (old, new) = ("x".repeat(3 << 20), "y".repeat(2 << 20));
+    let input = json!({ "filePath": "/f", "oldString": old, "newString": new }).to_string();
+    let answer = soon(tools.tools.call(&caller, "edit_file", &input)).await.unwrap();
+    let output: Value = serde_json::from_str(&answer.output_json).unwrap();
+    assert_eq!(output["error"]["code"], "INVALID_INPUT");
+    assert_eq!(
+        output["error"]["message"],
+        "Invalid input for tool \"edit_file\": oldString and newString together are 5242880 bytes \
+         long, the limit is 4161536."
+    );
 }

@@ -691,6 +691,34 @@ mod tests {
         End { exit, pid: Some(7), duration: Duration::ZERO, background: 2, detached: false }
     }
 
+    #[tokio::test]
+    async fn a_command_that_ends_while_it_is_handed_over_has_completed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_cell, port) = crate::testing::fake::launch(directory.path().to_owned());
+        let launch =
+            || Err(cofferdam_cell::LaunchError::Spawn(std::io::Error::other("one is enough")));
+        let logs = directory.path().to_owned();
+        let made = crate::supervisor::Supervisor::new(Box::new(launch), port, logs, 7);
+        let (supervisor, handle) = made.unwrap();
+        tokio::spawn(supervisor.run());
+        let rules = Rules { limits: Limits::default(), environment: Default::default() };
+        let files = Files::new(handle.clone());
+        let bash = Bash::new(handle, Arc::new(rules), files, Background::default());
+        let caller = Caller { session: SessionId::default(), call: "c".to_owned() };
+        let job = directory.path().join("job").to_string_lossy().into_owned();
+        let (program, _) = bash.program("echo a; exit 3".to_owned(), &job).await.unwrap();
+        let start = start(program, &caller, Limits::default(), false);
+        let lease = bash.supervisor.start(start).await.unwrap();
+        lease.process().ended().await;
+        let output = bash.hand_over(lease, job.clone()).await.unwrap();
+        let expected = serde_json::json!({
+            "status": "completed", "exitCode": 3, "stdout": "a\n", "stderr": "",
+            "truncated": false,
+        });
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&output).unwrap(), expected);
+        assert!(!std::path::Path::new(&job).exists());
+    }
+
     #[test]
     fn processes_in_the_background_are_told_with_what_becomes_of_them() {
         let exited = || Exit::Exited { code: 0 };

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::files::{Caller, EditFile, Edited, Files, Overwrite};
+use crate::files::{Caller, EDIT_BYTES_MAX, EditFile, Edited, Files, Overwrite};
 use crate::tools::errors::{Doing, Failed, ToolError, file_error};
 use crate::tools::paths;
 use crate::tools::schema::{Arguments, Definition, Field, Kind};
@@ -76,6 +76,15 @@ pub(crate) async fn call(
     if edit.old == edit.new {
         let reason = "oldString and newString are the same, so there is nothing to change.";
         return Err(ToolError::invalid_input("edit_file", reason, "Nothing was changed.").into());
+    }
+    let size = edit.old.len() + edit.new.len();
+    if size > EDIT_BYTES_MAX {
+        let reason = format!(
+            "oldString and newString together are {size} bytes long, the limit is \
+             {EDIT_BYTES_MAX}."
+        );
+        let hint = "Nothing was changed. Make several smaller edits, or use write_file.";
+        return Err(ToolError::invalid_input("edit_file", &reason, hint).into());
     }
     match files.edit(caller, edit).await {
         Ok(edited) => Ok(render(&edited)),

@@ -1,6 +1,5 @@
 //! What a model is told when a tool refused or failed. Models and tests know some of these
-//! sentences
-//! by heart, so they are exact.
+//! sentences by heart, so they are exact.
 
 use cofferdam_files::call::{Encoding, Fault as FileFault, FaultKind};
 use cofferdam_spec::LineRange;

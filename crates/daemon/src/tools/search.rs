@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::tools::errors::ToolError;
 use crate::tools::paths;
-use crate::tools::text::{BUDGET_BYTES, BUDGET_LINES, counted, escaped};
+use crate::tools::text::{BUDGET_BYTES, BUDGET_LINES, counted, escaped, note};
 
 /// Longest pattern, in bytes. A longer one is no pattern that a person or a model means.
 const PATTERN_BYTES_MAX: usize = 64 * 1024;
@@ -13,7 +13,8 @@ const PATTERN_BYTES_MAX: usize = 64 * 1024;
 /// Names that a note lists.
 const NAMES_SHOWN_MAX: usize = 10;
 
-/// Files that a search met and did not look into, by reason.
+/// Files and directories that a search met and did not look into, by reason; and files that it did
+/// look into although their names are not UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Skipped {
     ignored: u64,
@@ -38,27 +39,31 @@ impl From<&Account> for Skipped {
 }
 
 impl Skipped {
-    /// A sentence about what was skipped; `None` when nothing was.
+    /// Sentences about what was skipped or has an odd name; `None` when nothing was.
     pub(crate) fn sentence(&self) -> Option<String> {
         let reasons = [
             (self.ignored, "excluded by ignore files"),
-            (self.hidden, "hidden or in .git"),
+            (self.hidden, ".git directories or temporary files of the file tools"),
             (self.binary, "binary"),
             (self.too_large, "too large"),
             (self.unreadable, "unreadable"),
-            (self.non_utf8_name, "with names that are not UTF-8"),
         ];
         let parts: Vec<String> = reasons
             .iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, reason)| format!("{count} {reason}"))
             .collect();
-        (!parts.is_empty()).then(|| {
+        let skipped = (!parts.is_empty()).then(|| {
             format!(
                 "Not searched: {}. A path that names such a file or directory searches it.",
                 parts.join(", ")
             )
-        })
+        });
+        let odd = (self.non_utf8_name > 0).then(|| {
+            let files = counted(self.non_utf8_name, "file", "files");
+            format!("Searched too, and shown escaped: {files} with a name that is not UTF-8.")
+        });
+        note(skipped.into_iter().chain(odd).collect())
     }
 }
 
@@ -161,6 +166,11 @@ mod tests {
             file or directory searches it."
         );
         assert_eq!(Skipped::from(&Account::default()).sentence(), None);
+        let account = Account { non_utf8_name: 1, searched: 5, ..Account::default() };
+        assert_eq!(
+            Skipped::from(&account).sentence().unwrap(),
+            "Searched too, and shown escaped: 1 file with a name that is not UTF-8."
+        );
     }
 
     proptest! {

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use cofferdam_files::call::{CONTENT_BYTES_MAX, Fault as FileFault, FaultKind};
@@ -18,9 +19,17 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 
 use crate::files::{FileError, WriteContent};
+use crate::status::Fault;
 
 /// Messages that wait for the disk.
 const MESSAGES_AHEAD: usize = 4;
+
+/// Largest content of a Write, in bytes: far above what a workspace's files hold, and below what
+/// fills a disk unnoticed.
+pub(crate) const UPLOAD_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024;
+
+/// How long a Write waits for the next message. Each upload holds one of the calls that may run.
+const UPLOAD_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// A content that grows.
 enum Upload {
@@ -28,16 +37,30 @@ enum Upload {
     Disk { data: mpsc::Sender<Bytes>, writer: JoinHandle<io::Result<(OwnedFd, u64)>> },
 }
 
-/// Takes the whole stream. The temporary file is on the file system of `directory`.
+/// Takes the whole stream, at most [`UPLOAD_BYTES_MAX`]. The temporary file is on the file system of
+/// `directory`.
 pub(super) async fn receive(
+    directory: &Path,
+    path: &str,
+    stream: impl Stream<Item = Result<Bytes, Status>> + Unpin,
+) -> Result<WriteContent, Status> {
+    receive_at_most(UPLOAD_BYTES_MAX, directory, path, stream).await
+}
+
+async fn receive_at_most(
+    limit: u64,
     directory: &Path,
     path: &str,
     mut stream: impl Stream<Item = Result<Bytes, Status>> + Unpin,
 ) -> Result<WriteContent, Status> {
-    let failed = |error: &io::Error| Status::from(crate::status::Fault::from(failed(path, error)));
+    let mut size = 0_u64;
+    let failed = |error: &io::Error| Status::from(Fault::from(failed(path, error)));
     let mut upload = Upload::Memory(BytesMut::new());
-    while let Some(data) = stream.next().await {
-        let data = data?;
+    while let Some(data) = next(&mut stream).await? {
+        size = size.saturating_add(data.len() as u64);
+        if size > limit {
+            return Err(Fault::TooLarge { size, limit }.into());
+        }
         upload = match upload {
             Upload::Memory(mut held) if held.len() + data.len() <= CONTENT_BYTES_MAX => {
                 held.extend_from_slice(&data);
@@ -69,6 +92,14 @@ pub(super) async fn receive(
             Ok(WriteContent::File(file, size))
         }
     }
+}
+
+async fn next(
+    stream: &mut (impl Stream<Item = Result<Bytes, Status>> + Unpin),
+) -> Result<Option<Bytes>, Status> {
+    let idle = || Status::from(Fault::UploadIdle { limit: UPLOAD_IDLE_MAX });
+    let next = tokio::time::timeout(UPLOAD_IDLE_MAX, stream.next()).await;
+    next.map_err(|_| idle())?.transpose()
 }
 
 fn cut_short() -> io::Error {
@@ -168,6 +199,34 @@ mod tests {
             assert_eq!(error.code(), tonic::Code::Cancelled);
         }
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_content_above_the_limit_is_refused_with_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let limit = 3 << 20;
+        let receive = async |last| {
+            let sizes = [1 << 20, 1 << 20, 1 << 20, last];
+            let pieces = stream::iter(pieces(&sizes));
+            receive_at_most(limit, directory.path(), "/a", pieces).await
+        };
+        assert!(receive(0).await.is_ok());
+        let error = receive(1).await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
+        assert!(error.message().contains(&limit.to_string()), "{error:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_falls_silent_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let silent = stream::iter(pieces(&[1])).chain(stream::pending());
+        let error = receive(directory.path(), "/a", silent).await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(
+            error.message(),
+            "no message of the upload came for 60 s, so it was given up; nothing was written"
+        );
     }
 
     #[tokio::test]

@@ -6,22 +6,18 @@ use cofferdam_files::call::{
 };
 use cofferdam_proto::v1;
 
+use crate::escape::escaped;
+
 /// Bytes of lines in one part of a grep.
 const PART_BYTES_MAX: usize = 512 * 1024;
 
 /// What a line costs beside its text, at most.
 const LINE_BYTES: usize = 32;
 
-/// Raw bytes as text: what is not UTF-8 is shown as `\xNN`.
+/// A raw path as text. One that is UTF-8 stays as it is, so that it can be named in a call; another
+/// one is shown escaped.
 pub(super) fn shown(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    text
+    std::str::from_utf8(bytes).map_or_else(|_| escaped(bytes).into_owned(), str::to_owned)
 }
 
 /// Name of the entry in its directory.
@@ -210,6 +206,8 @@ mod tests {
     fn bytes_that_are_not_utf8_are_shown_and_kept() {
         assert_eq!(shown("/é".as_bytes()), "/é");
         assert_eq!(shown(b"/a\xff\xc3b"), "/a\\xff\\xc3b");
+        assert_eq!(shown(b"/a\n\\xff"), "/a\n\\xff");
+        assert_eq!(shown(b"/a\n\\\xff"), "/a\\n\\\\\\xff");
         let entry = Entry {
             path: b"/d/a\xff".to_vec(),
             kind: FileKind::Fifo,
