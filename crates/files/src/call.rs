@@ -384,7 +384,7 @@ pub struct Written {
     pub atomic: bool,
     /// Whether other names keep the old content.
     pub link_broken: bool,
-    /// Where the old file was moved, because a program still had it open for writing.
+    /// The name that the old file has now, because a program still had it open for writing.
     pub kept: Option<String>,
     /// Whether a byte order mark was kept that the content did not have.
     pub bom_kept: bool,

@@ -34,7 +34,9 @@ use crate::resolve::{Place, identity, open_below};
 use crate::serve::{Gone, Reply};
 use crate::stamp::{Hash, Parts, hash_file, still_wanted};
 use crate::steps::{Step, Steps};
-use crate::store::{Intent, Note, Purpose, Store, open_for_sync, temporary_name, write_all_at};
+use crate::store::{
+    Intent, Note, Purpose, Store, kept_name, open_for_sync, temporary_name, write_all_at,
+};
 use crate::syncs::Syncs;
 use crate::text::count_lines;
 
@@ -423,8 +425,14 @@ impl Replace<'_> {
         if let Some((there, quiet)) = &there
             && there.holds_same_as(old)
         {
-            let removed = *quiet && temporary.remove(self.steps).is_ok();
-            let mut kept = (!removed).then(|| self.keep(&temporary));
+            let quiet = *quiet;
+            let removed = quiet && temporary.remove(self.steps).is_ok();
+            let mut kept = match (removed, quiet) {
+                (true, _) => None,
+                (false, true) => Some(self.keep(&temporary)),
+                // What a program goes on to write must have a name: a copy would not get it.
+                (false, false) => Some(self.keep_beside(&temporary)),
+            };
             self.sync_directory();
             if removed {
                 kept = keep_late(self.store, &self.place.name, there);
@@ -488,6 +496,22 @@ impl Replace<'_> {
             let directory = self.canonical.rfind('/').map_or("", |end| &self.canonical[..end]);
             format!("{directory}/{}", temporary.name)
         })
+    }
+
+    /// Gives T a name beside the target that people see, and says where it is; where that fails, it
+    /// stays.
+    fn keep_beside(&self, temporary: &Temporary<'_>) -> String {
+        let directory = &self.place.directory;
+        let flags = RenameFlags::NOREPLACE;
+        let named = self.steps.before(Step::Keep).map_err(at("keep")).and_then(|()| {
+            let name = kept_name(&self.place.name)?;
+            rustix::fs::renameat_with(directory, &temporary.name, directory, &name, flags)
+                .map_err(at("keep"))?;
+            Ok(name)
+        });
+        let name = named.unwrap_or_else(|_| temporary.name.clone());
+        let above = self.canonical.rfind('/').map_or("", |end| &self.canonical[..end]);
+        format!("{above}/{name}")
     }
 
     /// The name is written through soon, see [`Syncs`]. That it cannot be is no reason to say that

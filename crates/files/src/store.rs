@@ -155,7 +155,12 @@ impl Store {
     /// Opens one of the directories, and makes it when it is missing.
     pub(crate) fn directory(&self, name: &str) -> Result<OwnedFd, Fault> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let home = rustix::fs::openat(CWD, &self.home, flags, Mode::empty());
+        let mut home = rustix::fs::openat(CWD, &self.home, flags, Mode::empty());
+        if matches!(home, Err(Errno::ACCESS)) {
+            // A program took its rights away, which the owner may give back.
+            let _ = rustix::fs::chmod(&self.home, Mode::RWXU);
+            home = rustix::fs::openat(CWD, &self.home, flags, Mode::empty());
+        }
         let own = open_or_make(&home.map_err(of_store("open the home directory"))?, NAME)
             .map_err(of_store("open ~/.cofferdam"))?;
         open_or_make(&own, name).map_err(of_store("open a directory below ~/.cofferdam"))
@@ -270,7 +275,20 @@ fn conflict_name(name: &[u8]) -> Result<String, Fault> {
     Ok(kept)
 }
 
-/// Opens a directory below another one, and makes it when it is missing.
+/// A name beside `name` for a file that is still written to.
+pub(crate) fn kept_name(name: &[u8]) -> Result<String, Fault> {
+    let mut kept = String::new();
+    for char in String::from_utf8_lossy(name).chars() {
+        if kept.len() + char.len_utf8() > NAME_BYTES_MAX - 48 {
+            break;
+        }
+        kept.push(char);
+    }
+    Ok(format!("{kept}.cofferdam-kept-{}", random_digits()?))
+}
+
+/// Opens a directory below another one, and makes it when it is missing. Programs of the cell can
+/// put something else in its place: that gets another name, so that nobody's writes stop.
 fn open_or_make(above: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
     match open_below(above, OsStr::new(name), flags, Mode::empty()) {
@@ -279,6 +297,12 @@ fn open_or_make(above: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
+            open_below(above, OsStr::new(name), flags, Mode::empty())
+        }
+        Err(Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => {
+            let digits = random_digits().map_err(|_| Errno::IO)?;
+            rustix::fs::renameat(above, name, above, format!("{name}-broken-{digits}"))?;
+            rustix::fs::mkdirat(above, name, Mode::RWXU)?;
             open_below(above, OsStr::new(name), flags, Mode::empty())
         }
         opened => opened,

@@ -134,9 +134,8 @@ pub(crate) fn sentences(written: &Written) -> Vec<String> {
         sentences.push("Other names (hard links) of the file keep the old content.".to_owned());
     }
     if let Some(kept) = &written.kept {
-        sentences.push(format!(
-            "A program still had the old file open for writing; it was moved to {kept}."
-        ));
+        sentences
+            .push(format!("A program still had the old file open for writing; it is {kept} now."));
     }
     sentences
 }

@@ -506,9 +506,12 @@ fn nothing_that_another_program_writes_between_any_two_steps_is_lost() {
             let answer = ask(&made.files, call, Some(content));
             let mut all = made.conflicts();
             all.push(fs::read(made.path("file")).unwrap());
+            if let Ok(Answer::Written(Written { kept: Some(kept), .. })) = &answer {
+                all.push(fs::read(kept).unwrap());
+            }
             let found = all.iter().any(|one| one.windows(text.len()).any(|part| part == text));
             assert!(found, "{meddling:?} at {at}: {answer:?}");
-            if let Ok(Answer::Written(written)) = answer {
+            if let Ok(Answer::Written(written)) = &answer {
                 let kept = written.kept.is_some();
                 assert_eq!(kept, matches!(meddling, Meddling::AppendHeld), "at {at}");
             }
@@ -559,6 +562,41 @@ fn what_a_program_writes_that_opened_the_old_file_too_late_is_kept() {
 }
 
 #[test]
+fn what_a_program_goes_on_to_write_has_a_name() {
+    let made = Made::new();
+    fs::write(made.path("file"), OLD).unwrap();
+    let mut writer = OpenOptions::new().append(true).open(made.path("file")).unwrap();
+    let written = write(&made.files, call(made.path("file"), b"new", exactly(OLD))).unwrap();
+    writer.write_all(b"later\n").unwrap();
+    let kept = written.kept.unwrap();
+    assert!(kept.starts_with(&made.path("file.cofferdam-kept-")), "{kept}");
+    assert_eq!(fs::read(kept).unwrap(), [OLD, b"later\n"].concat());
+    assert_eq!(fs::read(made.path("file")).unwrap(), b"new");
+    made.assert_clean("kept");
+}
+
+#[test]
+fn what_stands_in_the_way_of_our_directories_gets_another_name() {
+    let made = Made::new();
+    let own = made.root.join("home/.cofferdam");
+    let write_it = |text: &[u8]| {
+        let call = call(made.path("file"), text, Expected::Any);
+        write(&made.files, call).unwrap();
+        assert_eq!(fs::read(made.path("file")).unwrap(), text);
+    };
+    write_it(b"1");
+    fs::remove_dir_all(&own).unwrap();
+    fs::write(&own, "in the way").unwrap();
+    write_it(b"2");
+    fs::remove_dir_all(own.join("intents")).unwrap();
+    std::os::unix::fs::symlink("nowhere", own.join("intents")).unwrap();
+    write_it(b"3");
+    let above = fs::read_dir(made.root.join("home")).unwrap();
+    let names: Vec<_> = above.map(|one| one.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.iter().any(|name| name.starts_with(".cofferdam-broken-")), "{names:?}");
+}
+
+#[test]
 fn what_must_be_kept_is_copied_when_the_home_is_on_another_file_system() {
     let made = Made::new();
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -566,15 +604,7 @@ fn what_must_be_kept_is_copied_when_the_home_is_on_another_file_system() {
     assert_ne!(device(home.path()), device(&made.root), "both are on one file system");
     let files = Files::new(fs::canonicalize(home.path()).unwrap());
     fs::write(made.path("file"), OLD).unwrap();
-    let writer = OpenOptions::new().append(true).open(made.path("file")).unwrap();
-    let written = write(&files, call(made.path("file"), b"new", exactly(OLD))).unwrap();
-    drop(writer);
-    let kept = written.kept.unwrap();
-    assert!(Path::new(&kept).starts_with(home.path().join(".cofferdam/conflicts")), "{kept}");
-    assert_eq!(fs::read(kept).unwrap(), OLD);
-    assert_eq!(fs::read(made.path("file")).unwrap(), b"new");
-    made.assert_clean("kept");
-    // What a killed toolbox left is copied too.
+    // What a killed toolbox left is copied.
     let other = made.path(".cofferdam-0123456789abcdef.tmp");
     fs::write(&other, OTHER).unwrap();
     let place = crate::resolve::resolve(&made.path("file"), crate::resolve::Last::Keep).unwrap();
@@ -585,7 +615,7 @@ fn what_must_be_kept_is_copied_when_the_home_is_on_another_file_system() {
     std::mem::forget(note);
     files.recover();
     let conflicts = contents(&home.path().join(".cofferdam/conflicts"));
-    assert!(conflicts.contains(&OTHER.to_vec()) && conflicts.len() == 2);
+    assert!(conflicts.contains(&OTHER.to_vec()) && conflicts.len() == 1);
     made.assert_clean("recovered");
     assert_eq!(contents(&home.path().join(".cofferdam/intents")).len(), 0);
 }
