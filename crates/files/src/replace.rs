@@ -447,7 +447,11 @@ impl Replace<'_> {
             self.sync_directory();
             return Ok(Attempt::Overtaken(there));
         }
-        let kept = self.keep(&temporary);
+        let kept = if is_written_to(&temporary.at_it) {
+            self.keep_beside(&temporary)
+        } else {
+            self.keep(&temporary)
+        };
         self.sync_directory();
         Err(found(FaultKind::Conflict { kept }, "rename"))
     }
@@ -567,6 +571,11 @@ pub(crate) fn keep_late(store: &Store, name: &[u8], old: &Old) -> Option<String>
     }
     // Without room it cannot be kept, and it has no name that it could stay at.
     store.keep_copy(old.file.as_fd(), name).ok()
+}
+
+/// Whether a program has the file at `place` open for writing, also after a while.
+fn is_written_to(place: &Place) -> bool {
+    place.open_regular().is_ok_and(|(file, _)| !wait_for_writers(&file))
 }
 
 /// Waits a while for programs that have a file open for writing, and says whether none has. Then

@@ -506,8 +506,12 @@ fn nothing_that_another_program_writes_between_any_two_steps_is_lost() {
             let answer = ask(&made.files, call, Some(content));
             let mut all = made.conflicts();
             all.push(fs::read(made.path("file")).unwrap());
-            if let Ok(Answer::Written(Written { kept: Some(kept), .. })) = &answer {
-                all.push(fs::read(kept).unwrap());
+            match &answer {
+                Ok(Answer::Written(Written { kept: Some(kept), .. }))
+                | Err(Fault { kind: FaultKind::Conflict { kept }, .. }) => {
+                    all.push(fs::read(kept).unwrap());
+                }
+                _ => {}
             }
             let found = all.iter().any(|one| one.windows(text.len()).any(|part| part == text));
             assert!(found, "{meddling:?} at {at}: {answer:?}");
